@@ -1,0 +1,52 @@
+# The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help up test check lint fmt lock crds proto clean
+
+CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
+UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+ARGS ?=
+
+help: ## what there is
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Extra arguments: make up ARGS='--scenario tour', make test ARGS='-k lease'"
+
+up: $(READY) ## a whole cloud on this machine, ready to order from (Ctrl-C ends it)
+	@$(VENV)/bin/gpuclaim up $(ARGS)
+
+test: $(READY) ## every test: unit, property, cases, and the real components
+	@$(VENV)/bin/pytest $(ARGS)
+
+check: lint ## linters and the tests that run in seconds
+	@$(VENV)/bin/pytest -m "not real" $(ARGS)
+
+lint: $(READY) ## ruff, mypy, the import layers
+	@$(VENV)/bin/ruff format --check --quiet . || { echo "make fmt mends the formatting"; exit 1; }
+	@$(VENV)/bin/ruff check --quiet .
+	@$(VENV)/bin/mypy --no-error-summary
+	@$(VENV)/bin/lint-imports --no-timings >/tmp/gpuclaim-lint-imports.$$$$ || { cat /tmp/gpuclaim-lint-imports.$$$$; rm -f /tmp/gpuclaim-lint-imports.$$$$; exit 1; }; rm -f /tmp/gpuclaim-lint-imports.$$$$
+
+fmt: $(READY) ## format, and mend what ruff can mend
+	@$(VENV)/bin/ruff format --quiet . && $(VENV)/bin/ruff check --fix --quiet .
+
+lock: $(UV) ## resolve the dependencies anew into requirements/ (add ARGS=--upgrade)
+	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) pyproject.toml -o requirements/runtime.txt
+	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) -c requirements/runtime.txt --group dev pyproject.toml -o requirements/dev.txt
+
+clean: ## forget the virtual environment (the cache of built binaries stays)
+	rm -rf $(VENV) build dist
+
+$(READY): $(UV) requirements/dev.txt pyproject.toml
+	@echo "gpuclaim: Python packages (first time: about a minute)"
+	@test -x $(VENV)/bin/python || $(UV) venv --quiet $(VENV)
+	@$(UV) pip sync --quiet --require-hashes --python $(VENV)/bin/python requirements/dev.txt
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(VENV)/bin/python -e .
+	@touch $@
+
+$(CACHE)/uv/bin/uv:
+	@echo "gpuclaim: uv is not on PATH; into $(CACHE)/uv it goes"
+	@$(PYTHON) -m venv $(CACHE)/uv && $(CACHE)/uv/bin/pip install --quiet uv==0.13.9 || { \
+	  echo "Could not install uv. Python >= 3.11 with venv and pip is needed, and the Python package registry within reach." >&2; exit 1; }

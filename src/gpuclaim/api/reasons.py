@@ -1,0 +1,59 @@
+"""The fixed vocabularies: why an order is refused, and the types and reasons of conditions."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Refusal(enum.StrEnum):
+    """Why an order is refused (R42)."""
+
+    UNKNOWN_CLASS = "UnknownClass"
+    CLASS_CLOSED = "ClassClosed"
+    ABOVE_MAX_COUNT = "AboveMaxCount"
+    OVER_BUDGET = "OverBudget"
+    INSUFFICIENT_CAPACITY = "InsufficientCapacity"
+    SET_ATTACHED = "SetAttached"
+
+
+class PodRefusal(enum.StrEnum):
+    """Why a pod that asks for GPUs is turned away when it is created (R43, R44)."""
+
+    NOT_BOUND = "SetNotBound"
+    SET_IN_USE = "SetInUse"
+    NODE_REFUSED = "NodeUnderRefusal"
+    ABOVE_HOLD = "AboveHold"
+    WRONG_NODE = "WrongNode"
+    NO_CLAIM = "NoClaim"
+
+
+class ClaimCondition(enum.StrEnum):
+    """Condition types of a GPUClaim."""
+
+    BOUND = "Bound"
+    ATTACHED = "Attached"
+    HEALTHY = "Healthy"
+
+
+class NodeConditionType(enum.StrEnum):
+    """Condition types of a GPUNode."""
+
+    REPORTING = "Reporting"
+    HEALTHY = "Healthy"
+    OVERCOMMITTED = "Overcommitted"
+    FOREIGN_USE = "ForeignUse"
+
+
+class BoundReason(enum.StrEnum):
+    """Reasons of a claim's Bound condition; while it is not bound, a `Refusal` stands there."""
+
+    BOUND = "Bound"
+    MOVED = "Moved"
+    WAITS_FOR_POD = "WaitsForPod"
+
+
+class AttachedReason(enum.StrEnum):
+    """Reasons of a claim's Attached condition."""
+
+    POD_RUNS = "PodRuns"
+    NO_POD = "NoPod"
