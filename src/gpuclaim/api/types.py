@@ -1,6 +1,7 @@
-"""GPUClass, GPUClaim and GPUNode, declared once: the controller and the agent read and write them, `crd` makes the CRDs from them.
+"""GPUClass, GPUClaim and GPUNode, declared once: every reader and writer uses these, `crd` makes the CRDs from them.
 
-Every string, list and map has a bound, so that the CEL rules fit the apiserver's cost budget. The R numbers are those of the design.
+Every string, list and map has a bound, so that the CEL rules fit the apiserver's cost budget. The R numbers are those
+of the design.
 """
 
 from __future__ import annotations
