@@ -222,7 +222,7 @@ class Client:
         subresource: str = "",
         content: Content = Content.MERGE,
     ) -> T:
-        """Patches one object; a merge patch that names a metadata.resourceVersion fails with 409 on a changed object."""
+        """Patches one object; a merge patch that names metadata.resourceVersion fails with 409 on a changed object."""
         path = resource_of(type_).path(namespace, name, subresource)
         return self._decode(type_, await self.request("PATCH", path, body=body, content=content))
 

@@ -1,0 +1,156 @@
+"""Informers: what the apiserver stores of one kind, handed on as it changes.
+
+List, then watch from there, for ever. No object is kept: the receiver keeps what it needs of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import tenacity
+
+from gpuclaim.api.core import ObjectMeta, Struct
+from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.kube.resources import resource_of
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+T_contra = TypeVar("T_contra", contravariant=True)
+_Key = tuple[str, str]
+
+
+class Receiver(Protocol[T_contra]):
+    """Takes changes, one at a time, in the order in which they happened."""
+
+    def changed(self, obj: T_contra) -> None:
+        """An object is new or has changed."""
+
+    def gone(self, namespace: str, name: str) -> None:
+        """An object is no more; also said before another object takes the same name."""
+
+
+class _Meta(Struct, frozen=True, kw_only=True):
+    metadata: ObjectMeta
+
+
+class Informer(Generic[T]):
+    """Keeps a receiver in step with one kind; `synced` is set once the first list is handed over.
+
+    Attributes:
+        synced: set once the receiver has the whole kind.
+        version: the resourceVersion up to which the receiver knows it.
+    """
+
+    def __init__(
+        self, client: Client, type_: type[T], receiver: Receiver[T], *, namespace: str = "", field_selector: str = ""
+    ) -> None:
+        self.synced = asyncio.Event()
+        self.version = ""
+        self._client = client
+        self._type = type_
+        self._resource = resource_of(type_)
+        self._receiver = receiver
+        self._namespace = namespace
+        self._selector = field_selector
+        self._decoder = msgspec.json.Decoder(type_)
+        self._peek = msgspec.json.Decoder(_Meta)
+        self._known: dict[_Key, str] = {}
+        self._stale = True
+        self._watching: asyncio.Task[None] | None = None
+        self._listed = asyncio.Condition()
+        self._started = 0
+        self._finished = 0
+
+    async def run(self) -> None:
+        """Runs until it is cancelled; what fails is tried again, soon at first, then every half minute."""
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=30),
+            before_sleep=self._say,
+        )
+        while True:
+            await retrying(self._cycle)
+
+    async def resync(self) -> None:
+        """Lists anew, and returns once the receiver has all that was stored when this was called."""
+        wanted = self._started + 1
+        self._stale = True
+        if self._watching is not None:
+            self._watching.cancel()
+        async with self._listed:
+            await self._listed.wait_for(lambda: self._finished >= wanted)
+
+    async def _cycle(self) -> None:
+        """A list where one is due, and the watch that follows it, to its end."""
+        try:
+            if self._stale:
+                await self._list()
+            self._watching = asyncio.create_task(self._watch())
+            await self._watching
+        except ApiError as error:
+            if error.code not in {410, 504}:
+                raise
+            self._stale = True
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # It was resync() that ended the watch.
+
+    def _say(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.warning("%s: %s; trying again", self._resource.plural, error)
+
+    async def _list(self) -> None:
+        self._stale = False
+        self._started += 1
+        number = self._started
+        try:
+            items, version = await self._client.list_raw(self._resource, self._namespace, field_selector=self._selector)
+        except BaseException:
+            self._stale = True
+            raise
+        metas = [self._peek.decode(item).metadata for item in items]
+        present = {(meta.namespace, meta.name): meta.uid for meta in metas}
+        # What is gone first: it frees what the rest may already be using.
+        for key in [key for key, uid in self._known.items() if present.get(key) != uid]:
+            self._forget(key)
+        for meta, item in zip(metas, items, strict=True):
+            self._hand_over(meta, item)
+        self.version = version
+        self.synced.set()
+        async with self._listed:
+            self._finished = number
+            self._listed.notify_all()
+
+    async def _watch(self) -> None:
+        events = self._client.watch(self._resource, self._namespace, since=self.version, field_selector=self._selector)
+        async for kind, item in events:
+            meta = self._peek.decode(item).metadata
+            if kind == "DELETED":
+                self._forget((meta.namespace, meta.name))
+            elif kind != "BOOKMARK":
+                self._hand_over(meta, item)
+            self.version = meta.resource_version
+
+    def _hand_over(self, meta: ObjectMeta, item: msgspec.Raw) -> None:
+        key = (meta.namespace, meta.name)
+        if self._known.get(key, meta.uid) != meta.uid:
+            self._forget(key)
+        try:
+            obj = self._decoder.decode(item)
+        except msgspec.ValidationError as error:
+            # One object that this version cannot read must not hide the others.
+            log.warning("%s %s/%s is left out: %s", self._resource.plural, *key, error)
+            self._forget(key)
+            return
+        self._known[key] = meta.uid
+        self._receiver.changed(obj)
+
+    def _forget(self, key: _Key) -> None:
+        if self._known.pop(key, None) is not None:
+            self._receiver.gone(*key)
