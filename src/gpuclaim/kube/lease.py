@@ -95,11 +95,11 @@ class Elector:
                 self._held_until = float("-inf")
 
     async def _acquire(self) -> None:
-        while not await self._try():
+        while not await self._try():  # noqa: ASYNC110 - nobody tells us of the lease
             await asyncio.sleep(self._timing.retry * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     async def _renew_while_held(self) -> None:
-        while self.leads():  # noqa: ASYNC110 - time is what is waited for
+        while self.leads():
             await asyncio.sleep(min(self._timing.retry, self.remaining()))
             try:
                 async with asyncio.timeout(max(self.remaining(), 0.001)):
