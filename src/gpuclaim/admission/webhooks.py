@@ -1,0 +1,92 @@
+"""The MutatingWebhookConfiguration that sends orders and launcher pods here, kept in step with the classes. Pure."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final
+
+from gpuclaim.api import names
+
+NAME: Final = "gpuclaim"
+ORDERS_PATH: Final = "/orders"
+PODS_PATH: Final = "/pods"
+ORDERS: Final = f"orders.{names.GROUP}"
+PODS: Final = f"pods.{names.GROUP}"
+TIMEOUT_SECONDS: Final = 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the apiserver reaches us: an URL (`https://HOST:PORT`), or a Service as (namespace, name, port)."""
+
+    url: str = ""
+    service: tuple[str, str, int] | None = None
+
+    def config(self, path: str, authority: bytes) -> dict[str, Any]:
+        """The clientConfig for one path; `authority` is PEM."""
+        bundle = base64.b64encode(authority).decode()
+        if self.service is None:
+            return {"url": self.url + path, "caBundle": bundle}
+        namespace, name, port = self.service
+        return {"service": {"namespace": namespace, "name": name, "port": port, "path": path}, "caBundle": bundle}
+
+
+def configuration(endpoint: Endpoint, authority: bytes, resources: Iterable[str]) -> dict[str, Any]:
+    """The whole configuration.
+
+    Pods are asked about only where they request one of `resources`, so that all others start while nobody answers
+    here (R43a); those that do are refused then, never let through unpinned.
+    """
+    common = {
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Fail",
+        "matchPolicy": "Equivalent",
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": TIMEOUT_SECONDS,
+        "reinvocationPolicy": "Never",
+    }
+    orders = {
+        "name": ORDERS,
+        "clientConfig": endpoint.config(ORDERS_PATH, authority),
+        "rules": [_rule(names.GROUP, names.VERSION, "gpuclaims")],
+    }
+    pods = {
+        "name": PODS,
+        "clientConfig": endpoint.config(PODS_PATH, authority),
+        "rules": [_rule("", "v1", "pods")],
+        "matchConditions": [{"name": "asks-for-a-gpu", "expression": asks_for(resources)}],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "gpuclaim"}},
+        "webhooks": [common | orders, common | pods],
+    }
+
+
+def asks_for(resources: Iterable[str]) -> str:
+    """The CEL expression that is true of a pod with a container, or init container, that asks for one of them."""
+    wanted = ", ".join(f"'{name}'" for name in sorted(set(resources)))
+    if not wanted:
+        return "false"
+    # Requests of extended resources equal their limits, and may be given without them.
+    asks = (
+        "has(c.resources) && ((has(c.resources.limits) && c.resources.limits.exists(r, r in [{wanted}]))"
+        " || (has(c.resources.requests) && c.resources.requests.exists(r, r in [{wanted}])))"
+    ).replace("{wanted}", wanted)
+    return (
+        f"object.spec.containers.exists(c, {asks})"
+        f" || (has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))"
+    )
+
+
+def _rule(group: str, version: str, plural: str) -> dict[str, Any]:
+    return {
+        "apiGroups": [group],
+        "apiVersions": [version],
+        "operations": ["CREATE"],
+        "resources": [plural],
+        "scope": "Namespaced",
+    }
