@@ -1,0 +1,627 @@
+"""The books: everything that placement knows, kept incrementally as objects come and go."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from gpuclaim.api import core, model
+from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode, Mode, Toleration
+from gpuclaim.placement.budget import Budgets
+from gpuclaim.placement.facts import NodeFacts, Offers, PodFacts
+from gpuclaim.placement.index import View
+from gpuclaim.placement.orders import Move, Order, PodReservation, Reservation, Verdict
+
+Known: TypeAlias = GPUClass | GPUClaim | GPUNode | core.Node | core.Pod | core.Namespace | core.ResourceQuota
+"""The kinds that the books take."""
+
+_BEGINNING = dt.datetime.min.replace(tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the hoster may set."""
+
+    silent_after: dt.timedelta = dt.timedelta(minutes=15)
+    """A GPUNode whose last report is older takes no new hold (R30)."""
+    ancestor_label_prefix: str = "tenant.cozystack.io/"
+    """A namespace label with this prefix names a tenant that the namespace is inside of (R33)."""
+    exempt_namespaces: frozenset[str] = frozenset()
+    """Namespaces whose pods may ask for a class's resource without a claim (R44)."""
+
+
+class _Tenant:
+    """What one namespace has."""
+
+    __slots__ = ("claims", "pods", "reserved", "sets")
+
+    def __init__(self) -> None:
+        self.claims: dict[str, GPUClaim] = {}
+        self.sets: dict[str, tuple[GPUClaim, ...]] = {}
+        self.pods: dict[str, dict[str, PodFacts]] = {}
+        self.reserved: dict[str, dict[str, Reservation]] = {}
+
+
+_NO_TENANT = _Tenant()
+
+
+class Books:
+    """Everything that placement knows. Single-threaded; no I/O; objects may come in any order.
+
+    Applying an object costs O(what it changes); what follows for the nodes it touches is derived when next asked for,
+    so a cold start derives every node once. The same objects give the same books, whatever order they came in: nothing
+    is remembered of an object that is gone. A hold of a class that is gone (or not seen yet) therefore counts against
+    every resource of its node, as it may be any of them.
+
+    Times must be aware of their zone.
+    """
+
+    def __init__(self, settings: Settings = Settings()) -> None:
+        self.settings = settings
+        self.budgets = Budgets(settings.ancestor_label_prefix)
+        self.revision = 0
+        """Grows with every change: a decision made at another revision may no longer hold."""
+        self._classes: dict[str, GPUClass] = {}
+        self._offers = Offers()
+        self._views: dict[tuple[Toleration, ...], View] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._nodes: dict[str, NodeFacts] = {}
+        self._pods: dict[tuple[str, str], PodFacts] = {}
+        self._requests: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
+        self._unbound: set[tuple[str, str]] = set()
+        self._reservations: dict[str, Reservation] = {}
+        self._pending: dict[tuple[str, str], dict[str, str]] = {}
+        self._pod_reservations: dict[str, PodReservation] = {}
+        self._dirty: set[str] = set()
+        self._now = _BEGINNING
+        self._deadlines: list[tuple[dt.datetime, str]] = []
+        self._watched: set[str] = set()
+        self._expiries: list[tuple[dt.datetime, str]] = []
+
+    # --- objects in and out -------------------------------------------------------------------------------------------
+
+    @functools.singledispatchmethod
+    def apply(self, obj: Known) -> None:
+        """Insert the object, or put it in the place of the one with its name.
+
+        Raises:
+            TypeError: it is of a kind that the books do not take.
+        """
+        raise TypeError(f"the books take no {type(obj).__name__}")
+
+    def remove(self, kind: type, namespace: str, name: str) -> None:
+        """The object is gone; one that was never there is no error.
+
+        Raises:
+            TypeError: the books do not take that kind.
+        """
+        self.revision += 1
+        if kind is GPUClaim:
+            self._remove_claim(namespace, name)
+        elif kind is GPUClass:
+            self._replace_class(name, None)
+        elif kind is GPUNode:
+            self._forget(name, NodeFacts.forget_report)
+        elif kind is core.Node:
+            self._forget(name, NodeFacts.forget_node)
+        elif kind is core.Pod:
+            self._replace_pod((namespace, name), None)
+        elif kind is core.Namespace:
+            self.budgets.remove_namespace(name)
+        elif kind is core.ResourceQuota:
+            self.budgets.remove_quota(namespace, name)
+        else:
+            raise TypeError(f"the books take no {kind.__name__}")
+
+    @apply.register
+    def _(self, cls: GPUClass) -> None:
+        self.revision += 1
+        self._replace_class(cls.metadata.name, cls)
+
+    def _replace_class(self, name: str, cls: GPUClass | None) -> None:
+        old = self._classes.pop(name, None)
+        if cls is not None:
+            self._classes[name] = cls
+        if _source(old) == _source(cls):
+            return
+        self._offers = Offers(
+            frozenset(model.resource_name(c) for c in self._classes.values() if c.spec.mode is Mode.PASSTHROUGH),
+            frozenset(model.resource_name(c) for c in self._classes.values() if c.spec.mode is Mode.VGPU),
+        )
+        wanted = {tuple(c.spec.tolerations) for c in self._classes.values()}
+        self._views = {key: self._views.get(key) or View(key) for key in wanted}
+        for node in self._nodes.values():
+            node.link(self._offers)
+        self._dirty.update(self._nodes)
+
+    @apply.register
+    def _(self, node: core.Node) -> None:
+        facts = self._facts(node.metadata.name)
+        if facts.read_node(node):
+            self._touch(facts.name)
+
+    @apply.register
+    def _(self, report: GPUNode) -> None:
+        facts = self._facts(report.metadata.name)
+        if facts.read_report(report, self.settings.silent_after):
+            facts.link(self._offers)
+            self._touch(facts.name)
+        self._watch(facts)
+
+    def _forget(self, name: str, forget: Callable[[NodeFacts], None]) -> None:
+        facts = self._nodes.get(name)
+        if facts is not None:
+            forget(facts)
+            facts.link(self._offers)
+            self._watch(facts)
+            self._touch(name)
+
+    @apply.register
+    def _(self, pod: core.Pod) -> None:
+        meta = pod.metadata
+        self._drop_pod_reservation(meta.uid)
+        facts = pod_facts(pod) if model.is_live(pod) else None
+        if facts is not None and not facts.requests and facts.set_name is None:
+            facts = None
+        self._replace_pod((meta.namespace, meta.name), facts)
+
+    def _replace_pod(self, key: tuple[str, str], pod: PodFacts | None) -> None:
+        old = self._pods.get(key)
+        if old == pod:
+            return
+        self.revision += 1
+        if old is not None:
+            del self._pods[key]
+            self._pod_of_set(old, None)
+        if pod is not None:
+            requests = self._requests.setdefault(pod.requests, pod.requests)
+            pod = PodFacts(pod.namespace, pod.name, pod.uid, pod.set_name, pod.node, requests)
+            self._pods[key] = pod
+            self._pod_of_set(pod, pod)
+
+    def _pod_of_set(self, pod: PodFacts, new: PodFacts | None) -> None:
+        if pod.set_name is not None:
+            tenant = self._tenant(pod.namespace)
+            pods = tenant.pods.setdefault(pod.set_name, {})
+            if new is None:
+                del pods[pod.name]
+                if not pods:
+                    del tenant.pods[pod.set_name]
+            else:
+                pods[pod.name] = new
+        if pod.node and pod.requests:
+            facts = self._facts(pod.node)
+            if new is None:
+                del facts.pods[(pod.namespace, pod.name)]
+            else:
+                facts.pods[(pod.namespace, pod.name)] = new
+            self._touch(pod.node)
+
+    @apply.register
+    def _(self, namespace: core.Namespace) -> None:
+        self.revision += 1
+        self.budgets.apply_namespace(namespace)
+
+    @apply.register
+    def _(self, quota: core.ResourceQuota) -> None:
+        self.revision += 1
+        self.budgets.apply_quota(quota)
+
+    @apply.register
+    def _(self, claim: GPUClaim) -> None:
+        self.revision += 1
+        meta = claim.metadata
+        tenant = self._tenant(meta.namespace)
+        old = tenant.claims.get(meta.name)
+        if old is not None and _place(old) == _place(claim):
+            tenant.claims[meta.name] = claim
+            name = model.claim_set(claim)
+            tenant.sets[name] = tuple(claim if c is old else c for c in tenant.sets[name])
+            return
+        if old is not None:
+            self._count_claim(tenant, old, -1)
+        if claim.status.node_name:
+            self.release(meta.uid)
+        self._count_claim(tenant, claim, 1)
+
+    def _remove_claim(self, namespace: str, name: str) -> None:
+        tenant = self._tenants.get(namespace)
+        claim = tenant.claims.get(name) if tenant is not None else None
+        if tenant is not None and claim is not None:
+            self._count_claim(tenant, claim, -1)
+            self.release(claim.metadata.uid)
+
+    def _count_claim(self, tenant: _Tenant, claim: GPUClaim, sign: int) -> None:
+        """Enter the claim everywhere, or (-1) take it out."""
+        namespace, name = key = (claim.metadata.namespace, claim.metadata.name)
+        class_name, count = claim.spec.class_name, claim.spec.count
+        for node in self._places(claim):
+            self._hold(node, class_name, sign * count)
+        if claim.status.node_name:
+            self.budgets.add(namespace, class_name, sign * count)
+        set_name = model.claim_set(claim)
+        others = tuple(c for c in tenant.sets.get(set_name, ()) if c.metadata.name != name)
+        if sign > 0:
+            tenant.claims[name] = claim
+            tenant.sets[set_name] = tuple(sorted((*others, claim), key=_name)) if others else (claim,)
+            if not claim.status.node_name:
+                self._unbound.add(key)
+            return
+        del tenant.claims[name]
+        self._unbound.discard(key)
+        if others:
+            tenant.sets[set_name] = others
+        else:
+            del tenant.sets[set_name]
+
+    def _places(self, claim: GPUClaim) -> set[str]:
+        """Where the claim takes room: where it is stored, and where a planned move of it goes."""
+        places = {claim.status.node_name} if claim.status.node_name else set()
+        if self._pending:
+            places.update(self._pending.get((claim.metadata.namespace, claim.metadata.name), {}).values())
+        return places
+
+    def has_place(self, claim: GPUClaim, node: str) -> bool:
+        """Whether the stored claim takes room on the node, by its status or by a planned move."""
+        return node in self._places(claim)
+
+    def _hold(self, node: str, class_name: str, count: int) -> None:
+        facts = self._facts(node)
+        left = facts.held.get(class_name, 0) + count
+        if left:
+            facts.held[class_name] = left
+        else:
+            del facts.held[class_name]
+        self._touch(node)
+
+    # --- reservations -------------------------------------------------------------------------------------------------
+
+    def reserve(self, order: Order, verdict: Verdict, until: dt.datetime) -> None:
+        """Hold what an admitted order was given, under its UID, before its claim is stored (R40).
+
+        It counts everywhere as a hold; so do the targets of the verdict's moves, until the moved claims are stored
+        there. It is dropped when a claim with the UID comes bound, when that claim is removed, by `release`, or when
+        its time runs out while no claim with the UID is stored. Reserving under the same UID again replaces it.
+
+        Raises:
+            ValueError: the verdict admits nothing.
+        """
+        if not verdict.admitted or verdict.node is None:
+            raise ValueError("a refused order reserves nothing")
+        self.release(order.uid)
+        stored = self.claim(order.namespace, order.name)
+        bound = stored is not None and stored.metadata.uid == order.uid and stored.status.node_name is not None
+        self._reserve(Reservation(order.uid, until, None if bound else order, verdict.node, verdict.moves))
+
+    def reserve_moves(self, token: str, moves: Iterable[Move], until: dt.datetime) -> None:
+        """Keep room for planned moves alone, under a token that `release` takes; dropped when the time runs out."""
+        self.release(token)
+        self._reserve(Reservation(token, until, None, None, tuple(moves)))
+
+    def _reserve(self, reservation: Reservation) -> None:
+        self.revision += 1
+        uid = reservation.uid
+        self._reservations[uid] = reservation
+        heapq.heappush(self._expiries, (reservation.until, uid))
+        order = reservation.order
+        if order is not None and reservation.node is not None:
+            self._hold(reservation.node, order.class_name, order.count)
+            self.budgets.add(order.namespace, order.class_name, order.count)
+            self._tenant(order.namespace).reserved.setdefault(order.set_name, {})[uid] = reservation
+        for move in reservation.moves:
+            self._plan_move(uid, move, move.to_node)
+
+    def _plan_move(self, uid: str, move: Move, to_node: str | None) -> None:
+        key = (move.namespace, move.name)
+        claim = self.claim(*key)
+        before = self._places(claim) if claim is not None else set()
+        plans = self._pending.setdefault(key, {})
+        if to_node is not None:
+            plans[uid] = to_node
+        else:
+            plans.pop(uid, None)
+        if not plans:
+            del self._pending[key]
+        if claim is not None:
+            after = self._places(claim)
+            for node in after - before:
+                self._hold(node, claim.spec.class_name, claim.spec.count)
+            for node in before - after:
+                self._hold(node, claim.spec.class_name, -claim.spec.count)
+
+    def release(self, uid: str) -> None:
+        """Drop the reservation under this UID; nothing happens when there is none."""
+        reservation = self._reservations.pop(uid, None)
+        if reservation is None:
+            return
+        self.revision += 1
+        order = reservation.order
+        if order is not None and reservation.node is not None:
+            self._hold(reservation.node, order.class_name, -order.count)
+            self.budgets.add(order.namespace, order.class_name, -order.count)
+            reserved = self._tenants[order.namespace].reserved
+            del reserved[order.set_name][uid]
+            if not reserved[order.set_name]:
+                del reserved[order.set_name]
+        for move in reservation.moves:
+            self._plan_move(uid, move, None)
+
+    def reserve_pod(self, namespace: str, set_name: str, uid: str, until: dt.datetime) -> None:
+        """An admitted pod of the set is on its way: the set counts as attached until the pod comes or time runs out."""
+        self.revision += 1
+        self._pod_reservations[uid] = PodReservation(uid, namespace, set_name, until)
+
+    def release_pod(self, uid: str) -> None:
+        """The pod does not come."""
+        self._drop_pod_reservation(uid)
+
+    def _drop_pod_reservation(self, uid: str) -> None:
+        if self._pod_reservations and self._pod_reservations.pop(uid, None) is not None:
+            self.revision += 1
+
+    def expire(self, now: dt.datetime) -> None:
+        """Drop the reservations whose time ran out.
+
+        One whose claim is stored, though not bound yet, stays: the binder is about to write what it says.
+        """
+        late: list[tuple[dt.datetime, str]] = []
+        while self._expiries and self._expiries[0][0] <= now:
+            until, uid = heapq.heappop(self._expiries)
+            reservation = self._reservations.get(uid)
+            if reservation is None or reservation.until != until:
+                continue
+            order = reservation.order
+            claim = self.claim(order.namespace, order.name) if order is not None else None
+            if claim is not None and claim.metadata.uid == uid:
+                late.append((until, uid))
+            else:
+                self.release(uid)
+        for entry in late:
+            heapq.heappush(self._expiries, entry)
+        for uid in [uid for uid, pod in self._pod_reservations.items() if pod.until <= now]:
+            self._drop_pod_reservation(uid)
+
+    # --- time and derived state ---------------------------------------------------------------------------------------
+
+    def advance(self, now: dt.datetime) -> None:
+        """Bring the books to `now`: silent nodes (R30), reservations that ran out, and what changed since last asked.
+
+        Idempotent; a clock that was set back is followed. O(what changed).
+        """
+        if now < self._now:
+            self._rewind(now)
+        self._now = now
+        while self._deadlines and self._deadlines[0][0] < now:
+            name = heapq.heappop(self._deadlines)[1]
+            self._watched.discard(name)
+            facts = self._nodes.get(name)
+            if facts is not None:
+                self._watch(facts)
+        if (self._expiries and self._expiries[0][0] <= now) or self._pod_reservations:
+            self.expire(now)
+        if self._dirty:
+            self._settle()
+
+    def _rewind(self, now: dt.datetime) -> None:
+        self._now = now
+        for facts in self._nodes.values():
+            self._watch(facts)
+
+    def _watch(self, facts: NodeFacts) -> None:
+        """Set whether the node is silent, and see to it that the end of its time is noticed."""
+        deadline = facts.deadline
+        silent = facts.reported and (deadline is None or deadline < self._now)
+        if silent is not facts.silent:
+            facts.silent = silent
+            self._touch(facts.name)
+        if deadline is not None and not silent and facts.name not in self._watched:
+            self._watched.add(facts.name)
+            heapq.heappush(self._deadlines, (deadline, facts.name))
+
+    def _touch(self, node: str) -> None:
+        self.revision += 1
+        self._dirty.add(node)
+
+    def _settle(self) -> None:
+        for name in self._dirty:
+            facts = self._nodes.get(name)
+            if facts is None:
+                continue
+            facts.settle(self.resource, functools.partial(self.set_holds_on, name))
+            self._list(facts)
+            if facts.empty:
+                del self._nodes[name]
+        self._dirty.clear()
+
+    def _list(self, facts: NodeFacts) -> None:
+        """Enter the node's free counts into the views that see it."""
+        listed = facts.free if facts.eligible else {}
+        views = (
+            tuple(v for v in self._views.values() if model.untolerated(facts.taints, v.tolerations) is None)
+            if listed
+            else ()
+        )
+        for view in facts.views:
+            view.replace(facts.name, facts.listed, listed if view in views else {})
+        for view in views:
+            if view not in facts.views:
+                view.replace(facts.name, {}, listed)
+        facts.views, facts.listed = views, listed
+
+    def _facts(self, name: str) -> NodeFacts:
+        facts = self._nodes.get(name)
+        if facts is None:
+            facts = self._nodes[name] = NodeFacts(name)
+        return facts
+
+    def _tenant(self, namespace: str) -> _Tenant:
+        tenant = self._tenants.get(namespace)
+        if tenant is None:
+            tenant = self._tenants[namespace] = _Tenant()
+        return tenant
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> dt.datetime:
+        """The time that the books were last brought to."""
+        return self._now
+
+    @property
+    def classes(self) -> Mapping[str, GPUClass]:
+        """Every class by name."""
+        return MappingProxyType(self._classes)
+
+    @property
+    def nodes(self) -> Mapping[str, NodeFacts]:
+        """Every node that anything is known of, up to date with all that was applied."""
+        if self._dirty:
+            self._settle()
+        return MappingProxyType(self._nodes)
+
+    def resource(self, class_name: str) -> str | None:
+        """The class's resource name; None where there is no such class, or its source is of a kind unknown here."""
+        cls = self._classes.get(class_name)
+        return (model.resource_name(cls) or None) if cls is not None else None
+
+    @property
+    def resources(self) -> frozenset[str]:
+        """The resource names that classes offer."""
+        return self._offers.all
+
+    def view(self, cls: GPUClass) -> View:
+        """The nodes that take holds of the class, by what they have free."""
+        if self._dirty:
+            self._settle()
+        return self._views[tuple(cls.spec.tolerations)]
+
+    def claim(self, namespace: str, name: str) -> GPUClaim | None:
+        """The stored claim."""
+        return self._tenants.get(namespace, _NO_TENANT).claims.get(name)
+
+    def claims(self, namespace: str | None = None) -> Iterator[GPUClaim]:
+        """The claims of a namespace, or all; in no particular order."""
+        if namespace is not None:
+            yield from self._tenants.get(namespace, _NO_TENANT).claims.values()
+        else:
+            for tenant in self._tenants.values():
+                yield from tenant.claims.values()
+
+    def claims_of_set(self, namespace: str, set_name: str) -> tuple[GPUClaim, ...]:
+        """The stored claims of the set, bound or not, by name: O(1)."""
+        return self._tenants.get(namespace, _NO_TENANT).sets.get(set_name, ())
+
+    def claims_on(self, node: str) -> list[GPUClaim]:
+        """The claims that are stored as bound to the node, by namespace and name. O(all claims): not for hot paths."""
+        return sorted((c for c in self.claims() if c.status.node_name == node), key=_key)
+
+    def unbound(self) -> list[GPUClaim]:
+        """The stored claims that have no node, in the order of their creation (R38): O(n log n) of these."""
+        found = [claim for key in self._unbound if (claim := self.claim(*key)) is not None]
+        return sorted(found, key=lambda c: (c.metadata.creation_timestamp or _BEGINNING, *_key(c)))
+
+    def reservation(self, uid: str) -> Reservation | None:
+        """What is reserved under the UID."""
+        return self._reservations.get(uid)
+
+    def reservations(self) -> tuple[Reservation, ...]:
+        """All reservations, by UID."""
+        return tuple(self._reservations[uid] for uid in sorted(self._reservations))
+
+    def reserved_of_set(self, namespace: str, set_name: str) -> tuple[Reservation, ...]:
+        """Orders of the set that are admitted and not stored as bound yet, by UID."""
+        reserved = self._tenants.get(namespace, _NO_TENANT).reserved.get(set_name)
+        return tuple(reserved[uid] for uid in sorted(reserved)) if reserved else ()
+
+    def in_flight(self, namespace: str, set_name: str) -> bool:
+        """Whether an order or a move of the set is admitted and not stored yet: the set can not be moved meanwhile."""
+        tenant = self._tenants.get(namespace, _NO_TENANT)
+        if set_name in tenant.reserved:
+            return True
+        return bool(self._pending) and any(
+            self._pending.get((namespace, c.metadata.name)) for c in tenant.sets.get(set_name, ())
+        )
+
+    def pods_of_set(self, namespace: str, set_name: str) -> tuple[PodFacts, ...]:
+        """The live pods of the set, by name."""
+        pods = self._tenants.get(namespace, _NO_TENANT).pods.get(set_name)
+        return tuple(pods[name] for name in sorted(pods)) if pods else ()
+
+    def pod_reservations(self, namespace: str, set_name: str) -> tuple[PodReservation, ...]:
+        """Pods of the set that are admitted and not stored yet."""
+        if not self._pod_reservations:
+            return ()
+        mine = (p for p in self._pod_reservations.values() if (p.namespace, p.set_name) == (namespace, set_name))
+        return tuple(sorted(mine, key=lambda p: p.uid))
+
+    def attached(self, namespace: str, set_name: str) -> bool:
+        """Whether the set has a live pod, or one on its way: then it is not moved (R36b)."""
+        tenant = self._tenants.get(namespace, _NO_TENANT)
+        return set_name in tenant.pods or bool(self.pod_reservations(namespace, set_name))
+
+    def set_holds_on(self, node: str, namespace: str, set_name: str, without: str = "") -> dict[str, int]:
+        """What the set's claims, reservations and planned moves take on the node, by resource (of known classes).
+
+        The claim or reservation with the UID `without` is left out.
+        """
+        holds: dict[str, int] = {}
+        tenant = self._tenants.get(namespace, _NO_TENANT)
+        for claim in tenant.sets.get(set_name, ()):
+            if node in self._places(claim) and not (without and claim.metadata.uid == without):
+                resource = self.resource(claim.spec.class_name)
+                if resource is not None:
+                    holds[resource] = holds.get(resource, 0) + claim.spec.count
+        for uid, reservation in tenant.reserved.get(set_name, {}).items():
+            order = reservation.order
+            if order is not None and reservation.node == node and uid != without:
+                resource = self.resource(order.class_name)
+                if resource is not None:
+                    holds[resource] = holds.get(resource, 0) + order.count
+        return holds
+
+    def holds_on(self, node: str) -> dict[str, int]:
+        """GPUs held on the node by resource, reservations included; those of a class that is gone under ''."""
+        facts = self._nodes.get(node)
+        holds: dict[str, int] = {}
+        if facts is not None:
+            for class_name, count in facts.held.items():
+                resource = self.resource(class_name) or ""
+                holds[resource] = holds.get(resource, 0) + count
+        return holds
+
+    def holds_by_node(self) -> dict[str, int]:
+        """GPUs held on every node that has any, reservations included."""
+        return {name: sum(f.held.values()) for name, f in sorted(self._nodes.items()) if f.held}
+
+
+def pod_facts(pod: core.Pod) -> PodFacts:
+    """What counts of a pod."""
+    meta = pod.metadata
+    try:
+        requests = model.pod_requests(pod)
+    except ValueError:
+        # No apiserver stores a pod that asks for half a device.
+        requests = {}
+    counted = tuple(sorted((name, count) for name, count in requests.items() if count > 0))
+    return PodFacts(meta.namespace, meta.name, meta.uid, model.pod_set(meta.labels), pod.spec.node_name, counted)
+
+
+def _source(cls: GPUClass | None) -> tuple[object, ...] | None:
+    return (model.resource_name(cls), cls.spec.mode, tuple(cls.spec.tolerations)) if cls is not None else None
+
+
+def _place(claim: GPUClaim) -> tuple[object, ...]:
+    return (claim.metadata.uid, claim.status.node_name, claim.spec)
+
+
+def _name(claim: GPUClaim) -> str:
+    return claim.metadata.name
+
+
+def _key(claim: GPUClaim) -> tuple[str, str]:
+    return (claim.metadata.namespace, claim.metadata.name)
