@@ -37,6 +37,7 @@ CONTROLLERS = (
 ADMIN = ("gpuclaim-admin", "system:masters")
 _START_ATTEMPTS = 3  # a port that was free may be taken before it is used
 _SERVICE_RANGE = "10.0.0.0/24"
+_UNTAINTED = "--disable-admission-plugins=TaintNodesByCondition"
 _QPS = 5000  # far above what this machine does, so that no client's own limit is what is seen
 
 
@@ -310,6 +311,8 @@ class ControlPlane:
                 "--endpoint-reconciler-type=none",
                 "--allow-privileged=true",
                 "--profiling=false",
+                # Admission taints new nodes, and only this controller takes the taint away again.
+                *([] if "node-lifecycle-controller" in self._controllers else [_UNTAINTED]),
                 *self._gate_arguments(),
                 *(f"--runtime-config={name}={value}" for name, value in self._runtime_config.items()),
                 *self._apiserver_arguments,

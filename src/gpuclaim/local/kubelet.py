@@ -131,7 +131,8 @@ class Kubelet:
     def restart(self) -> Self:
         """Stop kubelet and start it again; its pods run on in the runtime meanwhile."""
         self.process.stop()
-        (self.device_plugins / "kubelet.sock").unlink(missing_ok=True)
+        for socket in self._sockets():
+            socket.unlink(missing_ok=True)
         return self._run()
 
     def stop(self) -> None:
@@ -168,14 +169,16 @@ class Kubelet:
         return self
 
     def _ready(self) -> bool:
-        sockets = (self.device_plugins / "kubelet.sock", self.pod_resources)
-        if not all(socket.exists() for socket in sockets):
+        if not all(socket.exists() for socket in self._sockets()):
             return False
         try:
             conditions = self.node["status"].get("conditions", [])
         except RequestError:
             return False
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+    def _sockets(self) -> tuple[Path, Path]:
+        return self.device_plugins / "kubelet.sock", self.pod_resources
 
     def _binds(self) -> list[tuple[Path, Path]]:
         binds = []
