@@ -56,4 +56,6 @@ class AttachedReason(enum.StrEnum):
     """Reasons of a claim's Attached condition."""
 
     POD_RUNS = "PodRuns"
+    POD_PENDING = "PodPending"
+    POD_ELSEWHERE = "PodElsewhere"
     NO_POD = "NoPod"

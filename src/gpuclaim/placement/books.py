@@ -500,6 +500,24 @@ class Books:
             self._settle()
         return self._views[tuple(cls.spec.tolerations)]
 
+    @property
+    def has_unbound(self) -> bool:
+        """Whether any stored claim has no node: O(1)."""
+        return bool(self._unbound)
+
+    def pod(self, namespace: str, name: str) -> PodFacts | None:
+        """The pod, where it is live and names a set or asks for an extended resource."""
+        return self._pods.get((namespace, name))
+
+    def split_sets(self) -> list[tuple[str, str]]:
+        """The sets, as (namespace, set), whose bound claims stand on more than one node (R36a): O(all claims)."""
+        return sorted(
+            (namespace, name)
+            for namespace, tenant in self._tenants.items()
+            for name, claims in tenant.sets.items()
+            if len({c.status.node_name for c in claims if c.status.node_name}) > 1
+        )
+
     def claim(self, namespace: str, name: str) -> GPUClaim | None:
         """The stored claim."""
         return self._tenants.get(namespace, _NO_TENANT).claims.get(name)

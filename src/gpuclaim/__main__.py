@@ -1,0 +1,5 @@
+"""`python -m gpuclaim`."""
+
+from gpuclaim.cli.main import main
+
+main()

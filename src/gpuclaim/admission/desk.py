@@ -1,0 +1,144 @@
+"""The desk: what the webhook answers to orders and to launcher pods, decided on the books by placement."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from gpuclaim.admission import pin, review
+from gpuclaim.api import core, names
+from gpuclaim.api.types import GPUClaim
+from gpuclaim.placement.books import Books
+from gpuclaim.placement.orders import Move, Order, Verdict
+from gpuclaim.placement.pods import Pin, PodRefused, decide_pod
+from gpuclaim.placement.verdict import decide
+
+audit = logging.getLogger("gpuclaim.audit")
+
+RESERVED_FOR: Final = dt.timedelta(seconds=30)
+"""How long an admitted order or pod counts before it is stored: the apiserver's longest request, and some."""
+
+_UNAVAILABLE: Final = "ServiceUnavailable"
+
+
+class MoveError(Exception):
+    """The moves that an order needs could not be stored; each hold stands where it stood or where it was to go."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Desk:
+    """Answers AdmissionReviews, on one thread: a decision and its reservation are one step, so no GPU goes twice (R41).
+
+    Attributes:
+        books: what is known; admitted orders and pods are reserved there until they are stored.
+        now: the present moment.
+        obstacle: why no answer may be given now, as for a replica that does not lead; None when nothing is in the way.
+        make_moves: stores moves of holds, and returns once they are stored; raises MoveError.
+    """
+
+    books: Books
+    now: Callable[[], dt.datetime]
+    obstacle: Callable[[], str | None]
+    make_moves: Callable[[str, tuple[Move, ...]], Awaitable[None]]
+
+    async def order(self, request: review.Request) -> review.Response:
+        """The answer to the creation of a GPUClaim (R40, R42)."""
+        started = time.perf_counter()
+        if obstacle := self.obstacle():
+            return _unavailable(obstacle)
+        try:
+            claim = msgspec.json.decode(request.object, type=GPUClaim)
+        except msgspec.ValidationError:
+            # The schema, which comes after us, says in the apiserver's own words what is wrong with it.
+            return review.allow()
+        meta = msgspec.structs.replace(claim.metadata, namespace=request.namespace)
+        order = Order.of(msgspec.structs.replace(claim, metadata=meta))
+        verdict = decide(self.books, order, self.now())
+        _say_order(request, order, verdict, time.perf_counter() - started)
+        if not verdict.admitted:
+            return _refused(order, verdict)
+        if not request.dry_run:
+            self.books.reserve(order, verdict, self.now() + RESERVED_FOR)
+            if verdict.moves:
+                try:
+                    await self.make_moves(order.uid, verdict.moves)
+                except MoveError as error:
+                    self.books.release(order.uid)
+                    return _unavailable(f"making room for the order failed, try again: {error}")
+        return review.allow(_finalizer(claim))
+
+    async def pod(self, request: review.Request) -> review.Response:
+        """The answer to the creation of a pod that asks for a GPU (R43)."""
+        if obstacle := self.obstacle():
+            return _unavailable(obstacle)
+        typed = msgspec.json.decode(request.object, type=core.Pod)
+        meta = msgspec.structs.replace(typed.metadata, namespace=request.namespace)
+        pod = msgspec.structs.replace(typed, metadata=meta)
+        now = self.now()
+        decision = decide_pod(self.books, pod, now)
+        if decision is None:
+            return review.allow()
+        _say_pod(request, pod, decision)
+        if isinstance(decision, PodRefused):
+            return review.refuse(decision.reason, decision.message)
+        if not request.dry_run:
+            self.books.reserve_pod(pod, now + RESERVED_FOR)
+        raw: dict[str, Any] = msgspec.json.decode(request.object)
+        return review.allow(pin.pin(raw, decision.node, decision.tolerations))
+
+
+def _refused(order: Order, verdict: Verdict) -> review.Response:
+    causes = [review.Cause(reason=cause.reason, field=cause.field, message=cause.message) for cause in verdict.causes]
+    details = review.Details(group=names.GROUP, kind="gpuclaims", name=order.name, causes=causes)
+    return review.refuse(verdict.reason or "", verdict.message, details=details)
+
+
+def _unavailable(message: str) -> review.Response:
+    details = review.Details(retry_after_seconds=1)
+    return review.refuse(_UNAVAILABLE, message, code=503, details=details)
+
+
+def _finalizer(claim: GPUClaim) -> list[dict[str, Any]]:
+    """The claim holds until its pod has ended, whatever deletes it (R10a)."""
+    present = claim.metadata.finalizers
+    if names.HOLD_FINALIZER in present:
+        return []
+    return [{"op": "add", "path": "/metadata/finalizers", "value": [*present, names.HOLD_FINALIZER]}]
+
+
+def _say_order(request: review.Request, order: Order, verdict: Verdict, seconds: float) -> None:
+    entry = {
+        "event": "order",
+        "user": request.user_info.username,
+        "claim": f"{order.namespace}/{order.name}",
+        "uid": order.uid,
+        "class": order.class_name,
+        "count": order.count,
+        "set": order.set_name,
+        "dryRun": request.dry_run,
+        "verdict": "admitted" if verdict.admitted else "refused",
+        "node": verdict.node,
+        "reason": verdict.reason,
+        "moves": [f"{move.namespace}/{move.name}: {move.from_node} -> {move.to_node}" for move in verdict.moves],
+        "microseconds": round(seconds * 1e6),
+    }
+    audit.info("%s", json.dumps({key: value for key, value in entry.items() if value not in (None, [], False)}))
+
+
+def _say_pod(request: review.Request, pod: core.Pod, decision: Pin | PodRefused) -> None:
+    entry = {
+        "event": "pod",
+        "user": request.user_info.username,
+        "pod": f"{pod.metadata.namespace}/{pod.metadata.name}",
+        "verdict": "pinned" if isinstance(decision, Pin) else "refused",
+        "node": decision.node if isinstance(decision, Pin) else None,
+        "reason": None if isinstance(decision, Pin) else decision.reason,
+    }
+    audit.info("%s", json.dumps({key: value for key, value in entry.items() if value is not None}))

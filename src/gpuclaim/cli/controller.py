@@ -1,0 +1,158 @@
+"""`gpuclaim controller` (R72)."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import signal
+import sys
+import urllib.parse
+from pathlib import Path
+
+import click
+
+from gpuclaim.admission.server import PortInUseError
+from gpuclaim.cli import logs
+from gpuclaim.controller import app
+from gpuclaim.kube.config import Config, ConfigError, load
+from gpuclaim.kube.lease import Timing
+from gpuclaim.placement.books import Settings
+
+
+def _service(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, str, int] | None:
+    if value is None:
+        return None
+    place, _, port = value.partition(":")
+    namespace, slash, name = place.partition("/")
+    if not (namespace and slash and name and (port or "443").isdigit()):
+        raise click.BadParameter("must be NAMESPACE/NAME or NAMESPACE/NAME:PORT")
+    return namespace, name, int(port or 443)
+
+
+def _url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    parts = urllib.parse.urlsplit(value)
+    try:
+        usable = not value or (parts.scheme == "https" and parts.hostname and parts.port is not None)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise click.BadParameter("must be https://HOST:PORT")
+    return value
+
+
+def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, int]:
+    host, _, port = value.rpartition(":")
+    if not port.isdigit():
+        raise click.BadParameter("must be ADDRESS:PORT")
+    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the user asked
+
+
+@click.command()
+@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver; else as kubectl does.")
+@click.option("--context", help="The kubeconfig's context to use.")
+@click.option(
+    "--webhook-url",
+    callback=_url,
+    default="",
+    help="Outside a cluster: https://HOST:PORT by which the apiserver reaches this process. Port 0 takes a free one.",
+)
+@click.option(
+    "--webhook-service",
+    callback=_service,
+    metavar="NAMESPACE/NAME[:PORT]",
+    help="In a cluster: the Service in front of the controllers.",
+)
+@click.option(
+    "--listen", callback=_address, default=":9443", show_default=True, help="Where the webhook listens in a cluster."
+)
+@click.option(
+    "--lease-namespace", help="The namespace of the leader's Lease; by default that of the kubeconfig or pod."
+)
+@click.option("--lease-name", default="gpuclaim-controller", show_default=True)
+@click.option("--identity", default=app.default_identity, show_default="host name and process id")
+@click.option("--lease-duration", type=click.FloatRange(min=1), default=15, show_default=True, help="Seconds.")
+@click.option(
+    "--silent-after",
+    type=click.FloatRange(min=1),
+    default=900,
+    show_default=True,
+    help="Seconds after which a node whose agent does not report takes no new hold.",
+)
+@click.option(
+    "--ancestor-label-prefix",
+    default="tenant.cozystack.io/",
+    show_default=True,
+    help="Namespace labels that name the tenants a tenant is inside of begin with this.",
+)
+@click.option(
+    "--exempt-namespace",
+    multiple=True,
+    help="Pods of this namespace may ask for GPUs without a claim. May be repeated.",
+)
+@logs.options
+def controller(
+    kubeconfig: Path | None,
+    context: str | None,
+    webhook_url: str,
+    webhook_service: tuple[str, str, int] | None,
+    listen: tuple[str, int],
+    lease_namespace: str | None,
+    lease_name: str,
+    identity: str,
+    lease_duration: float,
+    silent_after: float,
+    ancestor_label_prefix: str,
+    exempt_namespace: tuple[str, ...],
+    log_level: str,
+    log_format: str,
+) -> None:
+    """Run the controller: decide orders, bind claims, pin launcher pods.
+
+    Several replicas may run: one leads, the others follow and take over when its lease ends.
+    """
+    if bool(webhook_url) == bool(webhook_service):
+        raise click.UsageError("give one of --webhook-url (outside a cluster) and --webhook-service (in one)")
+    logs.start(log_level, log_format)
+    try:
+        api = load(kubeconfig, context)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    # Short leases leave a smaller margin, never more than a third.
+    timing = Timing(duration=lease_duration, retry=min(2.0, lease_duration / 8), margin=min(5.0, lease_duration / 3))
+    config = app.ControllerConfig(
+        webhook_url=webhook_url,
+        webhook_service=webhook_service,
+        listen=listen,
+        lease_namespace=lease_namespace or api.namespace,
+        lease_name=lease_name,
+        identity=identity,
+        timing=timing,
+        settings=Settings(
+            silent_after=dt.timedelta(seconds=silent_after),
+            ancestor_label_prefix=ancestor_label_prefix,
+            exempt_namespaces=frozenset(exempt_namespace),
+        ),
+    )
+    try:
+        asyncio.run(_until_signal(api, config))
+    except* PortInUseError as group:
+        raise click.ClickException(str(group.exceptions[0])) from None
+
+
+async def _until_signal(api: Config, config: app.ControllerConfig) -> None:
+    task = asyncio.ensure_future(app.run(api, config, ready=lambda: print("ready", file=sys.stdout, flush=True)))
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise

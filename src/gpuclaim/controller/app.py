@@ -1,0 +1,174 @@
+"""The controller put together: informers, books, webhook, binder, lease."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import datetime as dt
+import logging
+import os
+import socket
+import urllib.parse
+from collections.abc import Callable
+from typing import Any, Final
+
+import tenacity
+
+from gpuclaim.admission import server, webhooks
+from gpuclaim.admission.certificates import Serving
+from gpuclaim.admission.desk import Desk
+from gpuclaim.admission.webhooks import Endpoint
+from gpuclaim.api import core, model
+from gpuclaim.api.types import GPUClaim
+from gpuclaim.controller.binder import Binder
+from gpuclaim.controller.mirror import KINDS, Mirror
+from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.kube.config import Config
+from gpuclaim.kube.informer import Informer
+from gpuclaim.kube.lease import Elector, Timing
+from gpuclaim.placement.books import Books, Settings
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS: Final = 1.0
+
+
+def default_identity() -> str:
+    """A name for this process that no other has: host name and process id."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ControllerConfig:
+    """What the controller is told when it starts.
+
+    Attributes:
+        webhook_url: `https://HOST:PORT` by which the apiserver reaches this process; a port of 0 takes a free one.
+        webhook_service: instead of an URL, the Service in front of all replicas: (namespace, name, port).
+        listen: where the webhook listens; of an URL's own host and port by default.
+    """
+
+    webhook_url: str = ""
+    webhook_service: tuple[str, str, int] | None = None
+    listen: tuple[str, int] = ("0.0.0.0", 9443)  # noqa: S104 - in a pod, every address is the pod's
+    lease_namespace: str = "default"
+    lease_name: str = "gpuclaim-controller"
+    identity: str = dataclasses.field(default_factory=default_identity)
+    timing: Timing = dataclasses.field(default_factory=Timing)
+    settings: Settings = dataclasses.field(default_factory=Settings)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+class Controller:
+    """One replica: it mirrors always, and decides and writes while it leads."""
+
+    def __init__(self, client: Client, config: ControllerConfig) -> None:
+        self._client = client
+        self._config = config
+        self.books = Books(config.settings)
+        self._elector = Elector(
+            client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
+        )
+        self._binder = Binder(self.books, client, now=_now, lease_left=self._elector.remaining)
+        self._prepared = False
+        self._classes_changed = asyncio.Event()
+        self._informers: dict[type, Informer[Any]] = {
+            kind: Informer(client, kind, Mirror(kind, self.books, self._binder, self._classes_changed.set))
+            for kind in KINDS
+        }
+
+    def obstacle(self) -> str | None:
+        """Why this replica may not decide now, as a sentence; None when it may."""
+        waiting = [kind.__name__ for kind, informer in self._informers.items() if not informer.synced.is_set()]
+        if waiting:
+            return f"not ready: has not read every {', '.join(waiting)} yet"
+        if not self._elector.leads():
+            return "not ready: another replica leads"
+        if not self._prepared:
+            return "not ready: taking over"
+        return None
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Runs until cancelled.
+
+        Args:
+            ready: called whenever this replica has begun to lead and its webhook is in place.
+
+        Raises:
+            PortInUseError: the webhook cannot listen.
+        """
+        desk = Desk(books=self.books, now=_now, obstacle=self.obstacle, make_moves=self._binder.make_moves)
+        handlers = {webhooks.ORDERS_PATH: desk.order, webhooks.PODS_PATH: desk.pod}
+        url = urllib.parse.urlsplit(self._config.webhook_url)
+        host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
+        serving = Serving.self_made(_hosts(self._config))
+        async with server.serve(host, port, serving.context(), handlers, self.obstacle) as actual:
+            endpoint = Endpoint(
+                url=f"https://{url.hostname}:{actual}" if url.hostname else "", service=self._config.webhook_service
+            )
+            async with asyncio.TaskGroup() as group:
+                for informer in self._informers.values():
+                    group.create_task(informer.run())
+                group.create_task(self._tick())
+                for informer in self._informers.values():
+                    await informer.synced.wait()
+                log.info("read everything; campaigning for the lease as %s", self._config.identity)
+                await self._elector.run(lambda: self._lead(endpoint, serving.authority, ready))
+
+    async def _lead(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
+        try:
+            # The last leader's latest writes may still be on their way to us.
+            await asyncio.gather(*(self._informers[kind].resync() for kind in (GPUClaim, core.Pod)))
+            await self._binder.prepare()
+            self._prepared = True
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._binder.run())
+                group.create_task(self._keep_webhooks(endpoint, authority, ready))
+        finally:
+            self._prepared = False
+
+    async def _keep_webhooks(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
+        """Writes the webhook configuration, and again whenever the classes ask for other resources."""
+        written: dict[str, Any] | None = None
+        trying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
+            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
+        )
+        while True:
+            self._classes_changed.clear()
+            resources = (model.resource_name(cls) for cls in self.books.classes.values())
+            wanted = webhooks.configuration(endpoint, authority, filter(None, resources))
+            if wanted != written:
+                await trying(self._client.apply, wanted, manager="gpuclaim-controller")
+                if written is None:
+                    log.info("takes orders")
+                    ready()
+                written = wanted
+            await self._classes_changed.wait()
+
+    async def _tick(self) -> None:
+        """What only time changes: reservations that ran out, nodes that fell silent."""
+        while True:
+            await asyncio.sleep(_TICK_SECONDS)
+            before = self.books.revision
+            self.books.expire(_now())
+            if self.books.revision != before:
+                self._binder.room_changed()
+
+
+def _hosts(config: ControllerConfig) -> list[str]:
+    if config.webhook_service is not None:
+        namespace, name, _ = config.webhook_service
+        return [f"{name}.{namespace}.svc", f"{name}.{namespace}.svc.cluster.local", f"{name}.{namespace}", name]
+    host = urllib.parse.urlsplit(config.webhook_url).hostname
+    return [host] if host else ["localhost", "127.0.0.1"]
+
+
+async def run(api: Config, config: ControllerConfig, ready: Callable[[], None] = lambda: None) -> None:
+    """Runs a controller against an apiserver until cancelled."""
+    async with Client(api) as client:
+        await Controller(client, config).run(ready)

@@ -1,0 +1,247 @@
+"""The binder: writes what placement decided into the claims' status, and lets deleted claims go (R10a, R38).
+
+It runs on the leader only. Every write carries the resourceVersion that it was decided on, and is sent only while the
+lease surely holds (R39): a claim that changed meanwhile is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import msgspec
+
+from gpuclaim.admission.desk import RESERVED_FOR, MoveError
+from gpuclaim.api import model, names
+from gpuclaim.api.types import GPUClaim, GPUClaimStatus
+from gpuclaim.controller import claim_status
+from gpuclaim.controller.claim_status import SetPod
+from gpuclaim.controller.workqueue import WorkQueue
+from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.placement.books import Books
+from gpuclaim.placement.orders import Move, Order, Verdict
+from gpuclaim.placement.verdict import decide, place_set
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+_WORKERS: Final = 32
+_RETRIED: Final = (ApiError, UnreachableError, TimeoutError)
+
+
+class Binder:
+    """Brings every claim's stored status in step with the books."""
+
+    def __init__(
+        self, books: Books, client: Client, *, now: Callable[[], dt.datetime], lease_left: Callable[[], float]
+    ) -> None:
+        """Sets up.
+
+        Args:
+            books: what is known, with the reservations of admitted orders.
+            client: how statuses are written.
+            now: the present moment.
+            lease_left: for how many seconds from now on this process may write.
+        """
+        self._books = books
+        self._client = client
+        self._now = now
+        self._lease_left = lease_left
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._active = False
+        self._refused: dict[Key, Verdict] = {}
+        self._sweep_due = asyncio.Event()
+
+    # --- what changed ---------------------------------------------------------------------------------------------
+
+    def claim_changed(self, claim: GPUClaim) -> None:
+        """A claim is new or has changed."""
+        if not self._active:
+            return
+        meta = claim.metadata
+        if claim.status.node_name is None and self._books.reservation(meta.uid) is None:
+            self._sweep_due.set()
+        self._queue.add((meta.namespace, meta.name))
+
+    def set_changed(self, namespace: str, set_name: str) -> None:
+        """A pod of the set came, went, or has changed."""
+        if not self._active:
+            return
+        for claim in self._books.claims_of_set(namespace, set_name):
+            self._queue.add((namespace, claim.metadata.name))
+
+    def room_changed(self) -> None:
+        """Something that waits may fit now."""
+        if self._active and self._books.has_unbound:
+            self._sweep_due.set()
+
+    # --- the work ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """What a new leader does before it admits anything: brings split sets together (R36a), binds what waits (R38).
+
+        Raises:
+            ApiError, UnreachableError: a write failed.
+        """
+        self._active = True
+        for claim in self._books.claims():
+            self._queue.add((claim.metadata.namespace, claim.metadata.name))
+        await self._unite_split_sets()
+        await self._sweep()
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._queue.work(self._reconcile, _WORKERS))
+                group.create_task(self._sweeps())
+        finally:
+            # A replica that only mirrors keeps no list of things to do: prepare() makes it anew.
+            self._active = False
+            self._queue = WorkQueue()
+
+    async def make_moves(self, token: str, moves: tuple[Move, ...]) -> None:
+        """Stores moves of holds, one write a claim; each hold is good before, between and after (R35a).
+
+        Args:
+            token: the reservation that keeps the moves' targets.
+            moves: whole sets.
+
+        Raises:
+            MoveError: not all could be stored.
+        """
+        for move in moves:
+            claim = self._books.claim(move.namespace, move.name)
+            if claim is None or claim.status.node_name != move.from_node:
+                raise MoveError(f"claim {move.namespace}/{move.name} has changed")
+            try:
+                await self._write(claim, claim_status.bound(claim, move.to_node, self._now()))
+            except _RETRIED as error:
+                raise MoveError(str(error) or "time ran out") from error
+            log.info("%s: moved %s/%s", token, move.namespace, move.name)
+
+    async def _sweeps(self) -> None:
+        while True:
+            await self._sweep_due.wait()
+            self._sweep_due.clear()
+            try:
+                await self._sweep()
+            except _RETRIED as error:
+                log.warning("claims that wait: %s", error)
+                asyncio.get_running_loop().call_later(1, self._sweep_due.set)
+
+    async def _sweep(self) -> None:
+        """Decides the claims that are stored without a place, the oldest first."""
+        for claim in self._books.unbound():
+            key = (claim.metadata.namespace, claim.metadata.name)
+            if claim.metadata.deletion_timestamp is not None or self._books.reservation(claim.metadata.uid) is not None:
+                continue
+            verdict = decide(self._books, Order.of(claim), self._now())
+            if not verdict.admitted:
+                self._refused[key] = verdict
+                self._queue.add(key)
+                continue
+            self._refused.pop(key, None)
+            self._books.reserve(Order.of(claim), verdict, self._now() + RESERVED_FOR)
+            if verdict.moves:
+                try:
+                    await self.make_moves(claim.metadata.uid, verdict.moves)
+                except MoveError:
+                    self._books.release(claim.metadata.uid)
+                    raise TimeoutError(f"the moves for {key[0]}/{key[1]} were not stored") from None
+            self._queue.add(key)
+
+    async def _unite_split_sets(self) -> None:
+        for namespace, set_name in self._books.split_sets():
+            verdict = place_set(self._books, namespace, set_name, self._now())
+            if verdict.admitted and verdict.moves:
+                token = f"unite {namespace}/{set_name}"
+                self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)
+                with contextlib.suppress(MoveError):
+                    await self.make_moves(token, verdict.moves)
+
+    async def _reconcile(self, key: Key) -> None:
+        claim = self._books.claim(*key)
+        if claim is None:
+            self._refused.pop(key, None)
+            return
+        if claim.metadata.deletion_timestamp is not None:
+            if await self._let_go(claim):
+                return
+        elif names.HOLD_FINALIZER not in claim.metadata.finalizers:
+            # Made while no admission ran. The answer brings the claim back here.
+            await self._write_finalizers(claim, [*claim.metadata.finalizers, names.HOLD_FINALIZER])
+            return
+        status = self._wanted(key, claim)
+        if status is not None:
+            await self._write(claim, status)
+
+    def _wanted(self, key: Key, claim: GPUClaim) -> GPUClaimStatus | None:
+        now = self._now()
+        if claim.status.node_name is not None:
+            self._refused.pop(key, None)
+            return claim_status.attached(claim, self._set_pod(claim), now)
+        reservation = self._books.reservation(claim.metadata.uid)
+        if reservation is not None and reservation.node is not None:
+            if reservation.order == Order.of(claim):
+                placed = claim_status.bound(claim, reservation.node, now)
+                return claim_status.attached(msgspec.structs.replace(claim, status=placed), self._set_pod(claim), now)
+            # Another webhook changed the claim after it was admitted.
+            self._books.release(claim.metadata.uid)
+            self._sweep_due.set()
+        refused = self._refused.get(key)
+        return claim_status.waiting(claim, refused, now) if refused is not None else None
+
+    def _set_pod(self, claim: GPUClaim) -> SetPod | None:
+        pods = self._books.pods_of_set(claim.metadata.namespace, model.claim_set(claim))
+        if not pods:
+            return None
+        pod = next((pod for pod in pods if pod.node == claim.status.node_name), pods[0])
+        return SetPod(pod.name, pod.uid, pod.node)
+
+    async def _let_go(self, claim: GPUClaim) -> bool:
+        """Takes the finalizer off a deleted claim whose set has no pod any more; whether it did."""
+        if self._books.attached(claim.metadata.namespace, model.claim_set(claim)):
+            return False
+        kept = [finalizer for finalizer in claim.metadata.finalizers if finalizer != names.HOLD_FINALIZER]
+        if kept != claim.metadata.finalizers:
+            await self._write_finalizers(claim, kept)
+        return True
+
+    # --- writes -----------------------------------------------------------------------------------------------------
+
+    async def _write(self, claim: GPUClaim, status: GPUClaimStatus) -> None:
+        patch = claim_status.merge_patch(claim.status, status)
+        if patch:
+            await self._patch(claim, {"status": patch}, "status")
+
+    async def _write_finalizers(self, claim: GPUClaim, finalizers: list[str]) -> None:
+        await self._patch(claim, {"metadata": {"finalizers": finalizers}}, "")
+
+    async def _patch(self, claim: GPUClaim, body: dict[str, dict[str, object]], subresource: str) -> None:
+        meta = claim.metadata
+        pinned = {"resourceVersion": meta.resource_version, "uid": meta.uid}
+        body = body | {"metadata": body.get("metadata", {}) | pinned}
+        async with self._while_leading():
+            try:
+                await self._client.patch(GPUClaim, meta.name, body, meta.namespace, subresource=subresource)
+            except ApiError as error:
+                if error.code == 404:
+                    return
+                if error.code == 409 and self._books.claim(meta.namespace, meta.name) is not claim:
+                    # The books have the newer object already, and with it this key in the queue.
+                    return
+                raise
+
+    @contextlib.asynccontextmanager
+    async def _while_leading(self) -> AsyncIterator[None]:
+        left = self._lease_left()
+        if left <= 0:
+            raise TimeoutError("the lease does not hold")
+        async with asyncio.timeout(left):
+            yield

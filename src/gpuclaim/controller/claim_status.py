@@ -1,0 +1,120 @@
+"""What a claim's status must say, from what is known of it (R10a, R12, R38). Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from typing import Any
+
+import msgspec
+
+from gpuclaim.api import model
+from gpuclaim.api.core import Status
+from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition
+from gpuclaim.api.types import Attachment, Condition, GPUClaim, GPUClaimStatus, Usage
+from gpuclaim.placement.orders import Verdict
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SetPod:
+    """The live pod of a claim's set; `node` is empty until it is scheduled."""
+
+    name: str
+    uid: str
+    node: str
+
+
+def bound(claim: GPUClaim, node: str, now: dt.datetime) -> GPUClaimStatus:
+    """The status once the claim holds its GPUs on `node`, anew or moved there."""
+    status = claim.status
+    moved = status.node_name is not None and status.node_name != node
+    return _with(
+        msgspec.structs.replace(status, node_name=node, held_since=status.held_since or model.utc(now)),
+        claim,
+        ClaimCondition.BOUND,
+        Status.TRUE,
+        BoundReason.MOVED if moved else BoundReason.BOUND,
+        f"{_gpus(claim)} held on node {node}",
+        now,
+    )
+
+
+def waiting(claim: GPUClaim, verdict: Verdict, now: dt.datetime) -> GPUClaimStatus:
+    """The status of a claim that is stored and does not fit (R38)."""
+    reason = verdict.reason or "Unknown"
+    return _with(claim.status, claim, ClaimCondition.BOUND, Status.FALSE, reason, verdict.message, now)
+
+
+def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime) -> GPUClaimStatus:
+    """The status of a bound claim, by the live pod of its set: whether it is attached, and the usage that has ended."""
+    status = claim.status
+    here = pod if pod is not None and pod.node and pod.node == status.node_name else None
+    old = status.attachment
+    if old is not None and (here is None or here.uid != old.pod_uid):
+        used = status.usage or Usage()
+        ran = max(0, int((model.utc(now) - old.since).total_seconds()))
+        usage = msgspec.structs.replace(used, attached_seconds=used.attached_seconds + ran)
+        status = msgspec.structs.replace(status, attachment=None, usage=usage)
+    if here is not None and status.attachment is None:
+        attachment = Attachment(pod_name=here.name, pod_uid=here.uid, since=model.utc(now))
+        status = msgspec.structs.replace(status, attachment=attachment)
+    if here is not None:
+        condition = (Status.TRUE, AttachedReason.POD_RUNS, f"pod {here.name} uses them")
+    elif pod is not None:
+        where = f"runs on node {pod.node}, not where the hold is" if pod.node else "is not scheduled yet"
+        condition = (
+            Status.FALSE,
+            AttachedReason.POD_ELSEWHERE if pod.node else AttachedReason.POD_PENDING,
+            f"pod {pod.name} {where}",
+        )
+    else:
+        condition = (Status.FALSE, AttachedReason.NO_POD, f"no pod of set {model.claim_set(claim)} runs")
+    status = _with(status, claim, ClaimCondition.ATTACHED, *condition, now)
+    if claim.metadata.deletion_timestamp is not None and pod is not None:
+        text = f"deleted; held until pod {pod.name} has ended"
+        status = _with(status, claim, ClaimCondition.BOUND, Status.TRUE, BoundReason.WAITS_FOR_POD, text, now)
+    return status
+
+
+def merge_patch(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7386) that makes `new` of `old`, both as plain values; empty where they are equal."""
+    before: dict[str, Any] = msgspec.to_builtins(old)
+    after: dict[str, Any] = msgspec.to_builtins(new)
+    return _difference(before, after)
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    patch: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if inner := _difference(old, value):
+                patch[key] = inner
+        elif value != old:
+            patch[key] = value
+    return patch
+
+
+def _with(
+    status: GPUClaimStatus,
+    claim: GPUClaim,
+    type_: ClaimCondition,
+    value: Status,
+    reason: str,
+    message: str,
+    now: dt.datetime,
+) -> GPUClaimStatus:
+    condition = Condition(
+        type=type_,
+        status=value,
+        reason=reason,
+        message=message,
+        last_transition_time=model.utc(now),
+        observed_generation=claim.metadata.generation,
+    )
+    return msgspec.structs.replace(status, conditions=model.with_condition(status.conditions, condition))
+
+
+def _gpus(claim: GPUClaim) -> str:
+    count = claim.spec.count
+    return f"{count} GPU{'' if count == 1 else 's'} of class {claim.spec.class_name}"
