@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from gpuclaim.admission import pin, review
-from gpuclaim.api import core, names
+from gpuclaim.api import core, model, names
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
@@ -66,12 +66,8 @@ class Desk:
             return _refused(order, verdict)
         if not request.dry_run:
             self.books.reserve(order, verdict, self.now() + RESERVED_FOR)
-            if verdict.moves:
-                try:
-                    await self.make_moves(order.uid, verdict.moves)
-                except MoveError as error:
-                    self.books.release(order.uid)
-                    return _unavailable(f"making room for the order failed, try again: {error}")
+            if obstacle := await self._moved(order.uid, verdict.moves):
+                return _unavailable(obstacle)
         return review.allow(_finalizer(claim))
 
     async def pod(self, request: review.Request) -> review.Response:
@@ -89,9 +85,29 @@ class Desk:
         if isinstance(decision, PodRefused):
             return review.refuse(decision.reason, decision.message)
         if not request.dry_run:
-            self.books.reserve_pod(pod, now + RESERVED_FOR)
+            token = f"pod {meta.uid}"
+            until = now + RESERVED_FOR
+            self.books.reserve_pod(meta.namespace, model.pod_set(meta.labels) or "", meta.uid, until)
+            self.books.reserve_moves(token, decision.moves, until)
+            if obstacle := await self._moved(token, decision.moves):
+                self.books.release_pod(meta.uid)
+                return _unavailable(obstacle)
         raw: dict[str, Any] = msgspec.json.decode(request.object)
         return review.allow(pin.pin(raw, decision.node, decision.tolerations))
+
+    async def _moved(self, token: str, moves: tuple[Move, ...]) -> str | None:
+        """Makes the moves that are reserved under `token` (R35a); what went wrong, in a sentence, or None."""
+        if not moves:
+            return None
+        try:
+            await self.make_moves(token, moves)
+        except MoveError as error:
+            self.books.release(token)
+            return f"making room failed, try again: {error}"
+        # The lease may have run out meanwhile, and another leader may decide now.
+        if obstacle := self.obstacle():
+            self.books.release(token)
+        return obstacle
 
 
 def _refused(order: Order, verdict: Verdict) -> review.Response:
