@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar, cast
 
 from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode, Mode, Toleration
@@ -19,6 +19,8 @@ from gpuclaim.placement.orders import Move, Order, PodReservation, Reservation, 
 
 Known: TypeAlias = GPUClass | GPUClaim | GPUNode | core.Node | core.Pod | core.Namespace | core.ResourceQuota
 """The kinds that the books take."""
+
+T = TypeVar("T")
 
 _BEGINNING = dt.datetime.min.replace(tzinfo=dt.UTC)
 
@@ -33,6 +35,8 @@ class Settings:
     """A namespace label with this prefix names a tenant that the namespace is inside of (R33)."""
     exempt_namespaces: frozenset[str] = frozenset()
     """Namespaces whose pods may ask for a class's resource without a claim (R44)."""
+    repack: bool = True
+    """Whether holds that are not attached are moved to make room for an order (R35)."""
 
 
 class _Tenant:
@@ -65,9 +69,10 @@ class Books:
         self.settings = settings
         self.budgets = Budgets(settings.ancestor_label_prefix)
         self.revision = 0
-        """Grows with every change: a decision made at another revision may no longer hold."""
+        """Grows with every change, those that `advance` finds included: until then a decision stays as it is."""
         self._classes: dict[str, GPUClass] = {}
         self._offers = Offers()
+        self._linked: dict[str, int] = {}
         self._views: dict[tuple[Toleration, ...], View] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._nodes: dict[str, NodeFacts] = {}
@@ -81,6 +86,9 @@ class Books:
         self._now = _BEGINNING
         self._deadlines: list[tuple[dt.datetime, str]] = []
         self._watched: set[str] = set()
+        self._turns: list[dt.datetime] = []
+        self._memo: dict[Hashable, object] = {}
+        self._memo_revision = 0
         self._expiries: list[tuple[dt.datetime, str]] = []
 
     # --- objects in and out -------------------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ class Books:
         wanted = {tuple(c.spec.tolerations) for c in self._classes.values()}
         self._views = {key: self._views.get(key) or View(key) for key in wanted}
         for node in self._nodes.values():
-            node.link(self._offers)
+            self._link(node)
         self._dirty.update(self._nodes)
 
     @apply.register
@@ -149,15 +157,22 @@ class Books:
     def _(self, report: GPUNode) -> None:
         facts = self._facts(report.metadata.name)
         if facts.read_report(report, self.settings.silent_after):
-            facts.link(self._offers)
+            self._link(facts)
             self._touch(facts.name)
         self._watch(facts)
+
+    def _link(self, facts: NodeFacts) -> None:
+        for sign in (-1, 1):
+            for resource in facts.links:
+                self._linked[resource] = self._linked.get(resource, 0) + sign
+            if sign < 0:
+                facts.link(self._offers)
 
     def _forget(self, name: str, forget: Callable[[NodeFacts], None]) -> None:
         facts = self._nodes.get(name)
         if facts is not None:
             forget(facts)
-            facts.link(self._offers)
+            self._link(facts)
             self._watch(facts)
             self._touch(name)
 
@@ -186,6 +201,7 @@ class Books:
 
     def _pod_of_set(self, pod: PodFacts, new: PodFacts | None) -> None:
         if pod.set_name is not None:
+            self._touch_set(pod.namespace, pod.set_name)
             tenant = self._tenant(pod.namespace)
             pods = tenant.pods.setdefault(pod.set_name, {})
             if new is None:
@@ -215,11 +231,17 @@ class Books:
     @apply.register
     def _(self, claim: GPUClaim) -> None:
         self.revision += 1
+        for refusal in claim.status.refusals:
+            heapq.heappush(self._turns, refusal.expires_at)
         meta = claim.metadata
         tenant = self._tenant(meta.namespace)
         old = tenant.claims.get(meta.name)
         if old is not None and _place(old) == _place(claim):
             tenant.claims[meta.name] = claim
+            if claim.status.node_name:
+                on_node = self._facts(claim.status.node_name).claims
+                _forget_claim(on_node, old)
+                on_node.append(claim)
             name = model.claim_set(claim)
             tenant.sets[name] = tuple(claim if c is old else c for c in tenant.sets[name])
             return
@@ -244,6 +266,11 @@ class Books:
             self._hold(node, class_name, sign * count)
         if claim.status.node_name:
             self.budgets.add(namespace, class_name, sign * count)
+            on_node = self._facts(claim.status.node_name).claims
+            if sign > 0:
+                on_node.append(claim)
+            else:
+                _forget_claim(on_node, claim)
         set_name = model.claim_set(claim)
         others = tuple(c for c in tenant.sets.get(set_name, ()) if c.metadata.name != name)
         if sign > 0:
@@ -355,14 +382,16 @@ class Books:
         """An admitted pod of the set is on its way: the set counts as attached until the pod comes or time runs out."""
         self.revision += 1
         self._pod_reservations[uid] = PodReservation(uid, namespace, set_name, until)
+        self._touch_set(namespace, set_name)
 
     def release_pod(self, uid: str) -> None:
         """The pod does not come."""
         self._drop_pod_reservation(uid)
 
     def _drop_pod_reservation(self, uid: str) -> None:
-        if self._pod_reservations and self._pod_reservations.pop(uid, None) is not None:
-            self.revision += 1
+        reservation = self._pod_reservations.pop(uid, None) if self._pod_reservations else None
+        if reservation is not None:
+            self._touch_set(reservation.namespace, reservation.set_name)
 
     def expire(self, now: dt.datetime) -> None:
         """Drop the reservations whose time ran out.
@@ -402,6 +431,9 @@ class Books:
             facts = self._nodes.get(name)
             if facts is not None:
                 self._watch(facts)
+        while self._turns and self._turns[0] <= now:
+            heapq.heappop(self._turns)
+            self.revision += 1
         if (self._expiries and self._expiries[0][0] <= now) or self._pod_reservations:
             self.expire(now)
         if self._dirty:
@@ -409,8 +441,10 @@ class Books:
 
     def _rewind(self, now: dt.datetime) -> None:
         self._now = now
+        self.revision += 1
         for facts in self._nodes.values():
             self._watch(facts)
+        self._turns = sorted(r.expires_at for claim in self.claims() for r in claim.status.refusals)
 
     def _watch(self, facts: NodeFacts) -> None:
         """Set whether the node is silent, and see to it that the end of its time is noticed."""
@@ -427,12 +461,20 @@ class Books:
         self.revision += 1
         self._dirty.add(node)
 
+    def _touch_set(self, namespace: str, set_name: str) -> None:
+        """Whether the set may be moved has changed."""
+        self.revision += 1
+        for claim in self.claims_of_set(namespace, set_name):
+            if claim.status.node_name:
+                self._touch(claim.status.node_name)
+
     def _settle(self) -> None:
         for name in self._dirty:
             facts = self._nodes.get(name)
             if facts is None:
                 continue
             facts.settle(self.resource, functools.partial(self.set_holds_on, name))
+            facts.settle_loose(self.resource, self.attached)
             self._list(facts)
             if facts.empty:
                 del self._nodes[name]
@@ -440,18 +482,21 @@ class Books:
 
     def _list(self, facts: NodeFacts) -> None:
         """Enter the node's free counts into the views that see it."""
-        listed = facts.free if facts.eligible else {}
+        listed, loose = (facts.free, facts.loose) if facts.eligible else ({}, {})
         views = (
             tuple(v for v in self._views.values() if model.untolerated(facts.taints, v.tolerations) is None)
             if listed
             else ()
         )
         for view in facts.views:
-            view.replace(facts.name, facts.listed, listed if view in views else {})
+            stays = view in views
+            view.replace(facts.name, facts.listed, listed if stays else {})
+            view.replace_loose(facts.name, facts.listed_loose, loose if stays else {})
         for view in views:
             if view not in facts.views:
                 view.replace(facts.name, {}, listed)
-        facts.views, facts.listed = views, listed
+                view.replace_loose(facts.name, {}, loose)
+        facts.views, facts.listed, facts.listed_loose = views, listed, loose
 
     def _facts(self, name: str) -> NodeFacts:
         facts = self._nodes.get(name)
@@ -466,6 +511,15 @@ class Books:
         return tenant
 
     # --- reading ------------------------------------------------------------------------------------------------------
+
+    def remembered(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` gives, found once for each key as long as nothing changes; `find` must ask the books alone."""
+        if self._memo_revision != self.revision:
+            self._memo.clear()
+            self._memo_revision = self.revision
+        if key not in self._memo:
+            self._memo[key] = find()
+        return cast("T", self._memo[key])
 
     @property
     def now(self) -> dt.datetime:
@@ -518,6 +572,15 @@ class Books:
             if len({c.status.node_name for c in claims if c.status.node_name}) > 1
         )
 
+    def in_sum(self, resource: str, count: int) -> bool:
+        """Whether that many are free of the resource over all nodes; where not, no moves make room. O(classes).
+
+        True also where it cannot be told: names that share functions free each other's.
+        """
+        if self._linked.get(resource):
+            return True
+        return sum(view.of(resource).total for view in self._views.values()) >= count
+
     def claim(self, namespace: str, name: str) -> GPUClaim | None:
         """The stored claim."""
         return self._tenants.get(namespace, _NO_TENANT).claims.get(name)
@@ -535,8 +598,9 @@ class Books:
         return self._tenants.get(namespace, _NO_TENANT).sets.get(set_name, ())
 
     def claims_on(self, node: str) -> list[GPUClaim]:
-        """The claims that are stored as bound to the node, by namespace and name. O(all claims): not for hot paths."""
-        return sorted((c for c in self.claims() if c.status.node_name == node), key=_key)
+        """The claims that are stored as bound to the node, by namespace and name: O(n log n) of these."""
+        facts = self._nodes.get(node)
+        return sorted(facts.claims, key=_key) if facts is not None else []
 
     def unbound(self) -> list[GPUClaim]:
         """The stored claims that have no node, in the order of their creation (R38): O(n log n) of these."""
@@ -627,6 +691,11 @@ def pod_facts(pod: core.Pod) -> PodFacts:
         requests = {}
     counted = tuple(sorted((name, count) for name, count in requests.items() if count > 0))
     return PodFacts(meta.namespace, meta.name, meta.uid, model.pod_set(meta.labels), pod.spec.node_name, counted)
+
+
+def _forget_claim(claims: list[GPUClaim], claim: GPUClaim) -> None:
+    """Take the very object out; comparing claims field by field would cost more than the search."""
+    del claims[next(index for index, other in enumerate(claims) if other is claim)]
 
 
 def _source(cls: GPUClass | None) -> tuple[object, ...] | None:

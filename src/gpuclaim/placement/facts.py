@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gpuclaim.api import core, model
-from gpuclaim.api.types import Device, GPUNode, Health
+from gpuclaim.api.types import Device, GPUClaim, GPUNode, Health
 from gpuclaim.placement import quantity
 from gpuclaim.placement.index import View
 
@@ -82,6 +82,7 @@ class NodeFacts:
         "agent",
         "allocatable",
         "boot_id",
+        "claims",
         "cordoned",
         "credit",
         "deadline",
@@ -92,6 +93,8 @@ class NodeFacts:
         "held",
         "links",
         "listed",
+        "listed_loose",
+        "loose",
         "name",
         "pods",
         "present",
@@ -112,10 +115,14 @@ class NodeFacts:
         self.name = name
         self.held: dict[str, int] = {}
         """GPUs by class, reservations and the targets of planned moves included."""
+        self.claims: list[GPUClaim] = []
+        """The claims that are stored as bound here; in no particular order."""
         self.pods: dict[tuple[str, str], PodFacts] = {}
         self.views: tuple[View, ...] = ()
         self.listed: Mapping[str, int] = _NOTHING
+        self.listed_loose: Mapping[str, int] = _NOTHING
         self.free: Mapping[str, int] = _NOTHING
+        self.loose: Mapping[str, int] = _NOTHING
         self.demand: Mapping[str, int] = _NOTHING
         self.foreign: Mapping[str, int] = _NOTHING
         self.credit: Mapping[tuple[str, str | None, str], Mapping[str, int]] = {}
@@ -254,6 +261,22 @@ class NodeFacts:
             self._settle_pods(demand, set_holds)
         self.demand = demand
         self.free = {name: self.room(name, _NOTHING) for name in self.agent}
+
+    def settle_loose(self, resource_of: Callable[[str], str | None], attached: Callable[[str, str], bool]) -> None:
+        """Derive, by resource, at most how much could be free if all that is not attached were moved away (R35)."""
+        moving: dict[str, int] = {}
+        for claim in self.claims:
+            resource = resource_of(claim.spec.class_name)
+            if resource is not None and not attached(claim.metadata.namespace, model.claim_set(claim)):
+                moving[resource] = moving.get(resource, 0) + claim.spec.count
+        if not moving:
+            self.loose = self.free
+            return
+        self.loose = {
+            name: free
+            + sum(moving.get(other, 0) for other in (self.links[name].names if name in self.links else (name,)))
+            for name, free in self.free.items()
+        }
 
     def _settle_pods(self, demand: dict[str, int], set_holds: Callable[[str, str], Mapping[str, int]]) -> None:
         groups = self.requests()

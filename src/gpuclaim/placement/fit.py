@@ -40,6 +40,11 @@ class Party:
         return not (self.members or self.pinned)
 
     @property
+    def alone(self) -> bool:
+        """Nothing but what the order asks for bears on its place."""
+        return self.empty and not (self.has_pods or self.own or self.out)
+
+    @property
     def uid(self) -> str:
         """The UID of the order, which does not count against itself."""
         return self.order.uid if self.order is not None else ""

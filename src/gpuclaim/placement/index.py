@@ -14,14 +14,17 @@ class Buckets:
     Lists kept in order by bisection: at 5,000 names an insertion moves 40 KB at most, less than a tree's bookkeeping.
     """
 
-    __slots__ = ("_counts", "_names")
+    __slots__ = ("_counts", "_names", "total")
 
     def __init__(self) -> None:
+        self.total = 0
+        """The sum over all names."""
         self._counts: list[int] = []
         self._names: dict[int, list[str]] = {}
 
     def add(self, name: str, count: int) -> None:
         """Put the node into the bucket of `count`."""
+        self.total += count
         names = self._names.get(count)
         if names is None:
             self._names[count] = [name]
@@ -31,6 +34,7 @@ class Buckets:
 
     def discard(self, name: str, count: int) -> None:
         """Take the node, which is there, out of the bucket of `count`."""
+        self.total -= count
         names = self._names[count]
         if len(names) == 1:
             del self._names[count]
@@ -69,11 +73,16 @@ EMPTY = Buckets()
 class View:
     """What the classes with the same tolerations see: for each resource, the nodes whose taints they tolerate."""
 
-    __slots__ = ("resources", "tolerations")
+    __slots__ = ("loose", "resources", "tolerations")
 
     def __init__(self, tolerations: tuple[Toleration, ...]) -> None:
         self.tolerations = tolerations
         self.resources: dict[str, Buckets] = {}
+        self.loose: dict[str, Buckets] = {}
+
+    def loose_of(self, resource: str) -> Buckets:
+        """The buckets of the resource by what would be free, at most, if all were moved that may be (R35)."""
+        return self.loose.get(resource, EMPTY)
 
     def of(self, resource: str) -> Buckets:
         """The buckets of the resource."""
@@ -81,12 +90,11 @@ class View:
 
     def replace(self, name: str, old: Mapping[str, int], new: Mapping[str, int]) -> None:
         """The node's free counts were `old` and are `new`; only positive ones are listed."""
-        for resource, count in old.items():
-            if count > 0 and new.get(resource) != count:
-                self.resources[resource].discard(name, count)
-        for resource, count in new.items():
-            if count > 0 and old.get(resource) != count:
-                self.resources.setdefault(resource, Buckets()).add(name, count)
+        _replace(self.resources, name, old, new)
+
+    def replace_loose(self, name: str, old: Mapping[str, int], new: Mapping[str, int]) -> None:
+        """The same for what would be free after moves."""
+        _replace(self.loose, name, old, new)
 
     def best(self, resource: str, at_least: int, out: Container[str]) -> str | None:
         """The best fit that is not `out`: O(log buckets), and a step for each node that is."""
@@ -95,3 +103,12 @@ class View:
         if name is None or name not in out:
             return name
         return next((name for name in buckets.ascending(at_least) if name not in out), None)
+
+
+def _replace(resources: dict[str, Buckets], name: str, old: Mapping[str, int], new: Mapping[str, int]) -> None:
+    for resource, count in old.items():
+        if count > 0 and new.get(resource) != count:
+            resources[resource].discard(name, count)
+    for resource, count in new.items():
+        if count > 0 and old.get(resource) != count:
+            resources.setdefault(resource, Buckets()).add(name, count)

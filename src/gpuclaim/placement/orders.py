@@ -55,7 +55,8 @@ class Cause:
 class Verdict:
     """The answer to an order, or to the question where a set should stand.
 
-    Admitted, `node` is where it goes once `moves` (sorted; whole sets) are made. Refused, `reason`, a sentence and the
+    Admitted, `node` is where it goes once `moves` are made, of whole sets, in this order: each goes into room that is
+    free by then. Refused, `reason`, a sentence and the
     causes say why.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gpuclaim.api import model
 from gpuclaim.api.types import GPUClass
-from gpuclaim.placement import fit, messages
+from gpuclaim.placement import fit, messages, repack
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.budget import Limit
 from gpuclaim.placement.orders import Cause, Move, Order, Verdict
@@ -41,6 +41,8 @@ def decide(books: Books, order: Order, now: dt.datetime) -> Verdict:
     node = fit.place(books, who)
     if node is not None:
         return Verdict(admitted=True, node=node, moves=fit.moves_to(who, node) if who.members else ())
+    if books.settings.repack and (plan := repack.plan(books, who, now)) is not None:
+        return Verdict(admitted=True, node=plan.node, moves=plan.moves)
     largest = _largest(books, order, cls, limits, now)
     if who.attached:
         return messages.set_attached(order, largest, limits)
@@ -108,4 +110,8 @@ def _largest(books: Books, order: Order, cls: GPUClass, limits: Sequence[Limit],
         most.append(limit - _held_in_set(books, order))
     if most and min(most) <= 0:
         return 0
-    return min((*most, fit.largest(books, fit.party(books, order.namespace, order.set_name, order, now))))
+    who = fit.party(books, order.namespace, order.set_name, order, now)
+    fitting = fit.largest(books, who)
+    if books.settings.repack and fitting < min(most, default=fitting + 1):
+        fitting = repack.largest(books, who, now, fitting)
+    return min((*most, fitting))
