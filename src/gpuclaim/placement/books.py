@@ -622,11 +622,14 @@ class Books:
 
     def in_flight(self, namespace: str, set_name: str) -> bool:
         """Whether an order or a move of the set is admitted and not stored yet: the set can not be moved meanwhile."""
-        tenant = self._tenants.get(namespace, _NO_TENANT)
-        if set_name in tenant.reserved:
-            return True
+        return set_name in self._tenants.get(namespace, _NO_TENANT).reserved or self.moving(namespace, set_name)
+
+    def moving(self, namespace: str, set_name: str) -> bool:
+        """Whether moves of the set are planned and not all stored: no pod of it may be pinned meanwhile."""
         return bool(self._pending) and any(
-            self._pending.get((namespace, c.metadata.name)) for c in tenant.sets.get(set_name, ())
+            node != claim.status.node_name
+            for claim in self.claims_of_set(namespace, set_name)
+            for node in self._pending.get((namespace, claim.metadata.name), {}).values()
         )
 
     def pods_of_set(self, namespace: str, set_name: str) -> tuple[PodFacts, ...]:

@@ -36,6 +36,7 @@ def decide_pod(books: Books, pod: core.Pod, now: dt.datetime) -> Pin | PodRefuse
     staying = tuple(claim for claim in claims if claim.metadata.deletion_timestamp is None)
     refused = (
         _unbound(claims, staying, set_name)
+        or _moving(books, facts.namespace, set_name)
         or _in_use(books, facts.namespace, set_name, own=(facts.uid, facts.name))
         or _above_hold(books, staying, asked, set_name)
     )
@@ -69,6 +70,12 @@ def _unbound(claims: Sequence[GPUClaim], staying: Sequence[GPUClaim], set_name: 
         return PodRefused(PodRefusal.NOT_BOUND, f"GPUClaim {waiting[0]!r} of set {set_name!r} is not bound yet.")
     if len({claim.status.node_name for claim in claims}) > 1:
         return PodRefused(PodRefusal.NOT_BOUND, f"The GPUClaims of set {set_name!r} are being brought together.")
+    return None
+
+
+def _moving(books: Books, namespace: str, set_name: str) -> PodRefused | None:
+    if books.moving(namespace, set_name):
+        return PodRefused(PodRefusal.NOT_BOUND, f"The GPUClaims of set {set_name!r} are being moved: try again.")
     return None
 
 
