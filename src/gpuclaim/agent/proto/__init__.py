@@ -1,0 +1,1 @@
+"""Messages of kubelet's pod-resources API, generated from the .proto beside this (`make proto`)."""
