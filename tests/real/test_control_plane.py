@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpuclaim.agent.podresources import PodResources
 from gpuclaim.local.controlplane import ControlPlane
 from gpuclaim.local.rest import RequestError
 from gpuclaim.local.slate import Slate
@@ -137,6 +138,13 @@ async def test_pod_gets_a_device_and_a_failing_one_turns_it_away(cluster: Contro
         found = await until_async(lambda: ended_or_running(cluster, "vm-1"), "vm-1 runs")
         assert found["status"]["phase"] == "Running"
         assert plugin.allocated == [["0000:86:00.0"]]
+
+        with PodResources(kubelet.pod_resources) as pod_resources:
+            answers = await pod_resources.read()
+        assert set(answers.allocatable[GPU]) == set(devices)
+        assert [(each.name, list(each.devices[GPU])) for each in answers.pods if each.devices] == [
+            ("vm-1", ["0000:86:00.0"])
+        ]
 
         plugin.fail_allocate = "the driver is stuck"
         cluster.rest.post(PODS, pod("vm-2", gpus=1))

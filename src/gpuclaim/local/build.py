@@ -231,7 +231,7 @@ def _build(component: Component, go: Path, target: Path, title: str, progress: P
     progress(f"{title}: building, once; minutes on a small machine")
     total = run("reading sources ({} packages)", "list", "-deps", *component.flags, component.package)
     run(
-        f"{{}} packages compiled of at most {total}",
+        f"{{}} of at most {total} packages compiled",
         *("build", "-v", *component.flags, "-o", str(target), component.package),
     )
     progress(f"{title}: built in {_duration(time.monotonic() - began)}")
