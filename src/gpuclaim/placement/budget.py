@@ -57,6 +57,8 @@ class Budgets:
             return
         held = self._own.get(name, {})
         for class_name, count in held.items():
+            if class_name == names.TOTAL:
+                continue  # _add keeps it
             for ancestor in old:
                 self._add(self._used, ancestor, class_name, -count)
             for ancestor in ancestors:

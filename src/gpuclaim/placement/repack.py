@@ -23,6 +23,7 @@ from gpuclaim.placement import fit
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.facts import NodeFacts
 from gpuclaim.placement.fit import Party
+from gpuclaim.placement.index import View
 from gpuclaim.placement.orders import Move
 
 STEPS: Final = 4000
@@ -107,16 +108,31 @@ class _Search:
             self.steps -= 1
             if self.steps <= 0:
                 break
+            _add(self.extra, facts.name, growth, 1)
             gpus = self.clear(facts, growth, limit, depth, frozenset((facts.name,)))
-            if gpus is not None:
-                best = Plan(facts.name, self._made(own), gpus + own_gpus)
-                self._undo(0)
+            _add(self.extra, facts.name, growth, -1)
+            moves = self._in_order() if gpus is not None else None
+            if gpus is not None and moves is not None:
+                best = Plan(facts.name, (*moves, *own), gpus + own_gpus)
+            self._undo(0)
         return best
 
-    def _made(self, own: tuple[Move, ...]) -> tuple[Move, ...]:
-        moves = [move for unit, node in self.moves for move in fit.moves_to(unit.who, node)]
-        hops = {node for _, node in self.moves} & {move.from_node for move in moves}
-        return (*(moves if hops else sorted(moves)), *own)
+    def _in_order(self) -> list[Move] | None:
+        """The moves, each into room that is free by then; None where two would have to change places."""
+        pending = sorted(self.moves, key=lambda move: (move[0].who.namespace, move[0].who.set_name))
+        made: list[Move] = []
+        extra: dict[str, dict[str, int]] = {}
+        while pending:
+            free = (m for m in pending if self.books.nodes[m[1]].takes(_sum(extra.get(m[1]), m[0].need)))
+            move = next(free, None)
+            if move is None:
+                return None
+            pending.remove(move)
+            unit, node = move
+            _add(extra, node, unit.need, 1)
+            _add(extra, unit.who.homes[0], unit.need, -1)
+            made += fit.moves_to(unit.who, node)
+        return made
 
     def targets(self) -> Iterator[NodeFacts]:
         """Nodes that could take the whole set if emptied of what may move, from the one that lacks the least."""
@@ -164,7 +180,7 @@ class _Search:
     def clear(
         self, facts: NodeFacts, growth: Mapping[str, int], limit: float, depth: int, barred: frozenset[str]
     ) -> int | None:
-        """Move the cheapest selection of sets off the node so that it takes the growth; how many GPUs that moves.
+        """Move the cheapest selection of sets off the node, which has grown too much; how many GPUs that moves.
 
         The moves are left in `self.moves`; None, with nothing moved, where no selection below `limit` has a place.
         """
@@ -176,7 +192,7 @@ class _Search:
                 continue
             chosen = [unit for group, count in zip(groups, selection, strict=True) for unit in group[:count]]
             mark = len(self.moves)
-            hop = self.place(chosen[::-1], facts.name, limit - gpus, depth, barred)
+            hop = self.place(chosen[::-1], limit - gpus, depth, barred)
             if hop is not None:
                 return gpus + hop
             self._undo(mark)
@@ -189,7 +205,8 @@ class _Search:
         self, facts: NodeFacts, growth: Mapping[str, int], groups: list[list[Unit]], limit: float
     ) -> list[tuple[int, tuple[int, ...]]]:
         """How many sets of each shape to take away so that the growth fits, the fewest GPUs first."""
-        lack = max((-facts.room(r, self._with(facts.name, growth)) for r in growth), default=0)
+        extra = self.extra.get(facts.name, {})
+        lack = max((-facts.room(r, extra) for r, count in growth.items() if count > 0), default=0)
         # More of one shape than cover what is lacking alone are never needed, but with several resources or names.
         most = [len(group) for group in groups]
         if len(growth) == 1 and not any(resource in facts.links for resource in growth):
@@ -201,63 +218,62 @@ class _Search:
             gpus = sum(group[0].gpus * count for group, count in zip(groups, selection, strict=True))
             if not lack <= gpus < limit:
                 continue
-            change = dict(growth)
+            total = dict(extra)
             for group, count in zip(groups, selection, strict=True):
                 for resource, need in group[0].need.items():
-                    change[resource] = change.get(resource, 0) - need * count
-            total = self._with(facts.name, change)
+                    total[resource] = total.get(resource, 0) - need * count
             if all(facts.room(r, total) >= 0 for r, count in growth.items() if count > 0):
                 found.append((gpus, selection))
         return sorted(found, key=lambda entry: (entry[0], sum(entry[1]), entry[1]))
 
-    def place(self, units: list[Unit], source: str, spare: float, depth: int, barred: frozenset[str]) -> int | None:
+    def place(self, units: list[Unit], spare: float, depth: int, barred: frozenset[str]) -> int | None:
         """Find each set a node, the largest first; the GPUs that further hops move, None where not all have a place."""
         if not units:
             return 0
         unit, rest = units[0], units[1:]
-        for node in self.places(unit, barred):
-            mark = self._move(unit, source, node)
-            hop = self.place(rest, source, spare, depth, barred)
+        for node in self.places(unit):
+            mark = self._move(unit, node)
+            hop = self.place(rest, spare, depth, barred)
             if hop is not None:
                 return hop
             self._undo(mark)
             if self.steps <= 0:
                 return None
-        return self._hop(units, source, spare, depth, barred) if depth else None
+        return self._hop(units, spare, depth, barred) if depth else None
 
-    def _hop(self, units: list[Unit], source: str, spare: float, depth: int, barred: frozenset[str]) -> int | None:
-        """Place the first set on a node that first passes on sets of its own."""
+    def _hop(self, units: list[Unit], spare: float, depth: int, barred: frozenset[str]) -> int | None:
+        """Place the first set on a node that passes on sets of its own."""
         unit, rest = units[0], units[1:]
         resource, need = next(iter(unit.need.items()))
-        cls = self.books.classes[unit.who.members[0].spec.class_name]
-        for _, name in self.books.view(cls).of(resource).descending():
-            facts = self.books.nodes[name]
-            if name in barred or facts.loose.get(resource, 0) < need or not fit.may_stand(self.books, unit.who, facts):
+        nodes = self.books.nodes
+        loose = itertools.islice(self._view(unit).loose_of(resource).ascending(need), LOOKS)
+        for name in sorted(loose, key=lambda name: (-nodes[name].free.get(resource, 0), name)):
+            facts = nodes[name]
+            if name in barred or not fit.may_stand(self.books, unit.who, facts):
                 continue
             self.steps -= 1
             if self.steps <= 0:
                 return None
-            mark = len(self.moves)
+            mark = self._move(unit, name)
             moved = self.clear(facts, unit.need, spare, depth - 1, barred | {name})
-            if moved is not None:
-                self._move(unit, source, name)
-                hop = self.place(rest, source, spare - moved, depth, barred)
-                if hop is not None:
-                    return moved + hop
+            hop = self.place(rest, spare - moved, depth, barred) if moved is not None else None
+            if moved is not None and hop is not None:
+                return moved + hop
             self._undo(mark)
         return None
 
-    def places(self, unit: Unit, barred: frozenset[str]) -> Iterator[str]:
+    def places(self, unit: Unit) -> Iterator[str]:
         """Nodes that take the set as things stand after the moves so far, the tightest first, one of each likeness."""
         resource, need = next(iter(unit.need.items()))
-        cls = self.books.classes[unit.who.members[0].spec.class_name]
+        nodes = self.books.nodes
         seen: set[tuple[object, ...]] = set()
         same = 0
-        for name in self.books.view(cls).of(resource).ascending(need):
-            facts = self.books.nodes[name]
-            change = self._with(name, unit.need)
-            like = (*(facts.room(r, change) for r in unit.need), *sorted(self.extra.get(name, {}).items()))
-            if name in barred or like in seen:
+        changed = (name for name in sorted(self.extra) if nodes[name].free.get(resource, 0) < need)
+        for name in itertools.chain(self._view(unit).of(resource).ascending(need), changed):
+            facts = nodes[name]
+            extra = self.extra.get(name)
+            like = (*(facts.free.get(r, 0) for r in unit.need), *(sorted(extra.items()) if extra else ()))
+            if name in unit.who.homes or like in seen:
                 same += 1
                 if same > _SAME_SIZE:
                     return
@@ -265,39 +281,45 @@ class _Search:
             self.steps -= 1
             if self.steps <= 0:
                 return
-            if fit.may_stand(self.books, unit.who, facts) and facts.takes(change):
+            if facts.takes(_sum(extra, unit.need)) and fit.may_stand(self.books, unit.who, facts):
                 seen.add(like)
                 yield name
 
-    def _with(self, node: str, growth: Mapping[str, int]) -> Mapping[str, int]:
-        extra = self.extra.get(node)
-        if not extra:
-            return growth
-        return {r: extra.get(r, 0) + growth.get(r, 0) for r in extra.keys() | growth.keys()}
+    def _view(self, unit: Unit) -> View:
+        return self.books.view(self.books.classes[unit.who.members[0].spec.class_name])
 
-    def _move(self, unit: Unit, source: str, node: str) -> int:
+    def _move(self, unit: Unit, node: str) -> int:
         mark = len(self.moves)
         self.moves.append((unit, node))
         self.moved.add((unit.who.namespace, unit.who.set_name))
-        self._add(node, unit.need, 1)
-        self._add(source, unit.need, -1)
+        _add(self.extra, node, unit.need, 1)
+        _add(self.extra, unit.who.homes[0], unit.need, -1)
         return mark
 
     def _undo(self, mark: int) -> None:
         while len(self.moves) > mark:
             unit, node = self.moves.pop()
             self.moved.discard((unit.who.namespace, unit.who.set_name))
-            self._add(node, unit.need, -1)
-            self._add(unit.who.homes[0], unit.need, 1)
+            _add(self.extra, node, unit.need, -1)
+            _add(self.extra, unit.who.homes[0], unit.need, 1)
 
-    def _add(self, node: str, need: Mapping[str, int], sign: int) -> None:
-        extra = self.extra.setdefault(node, {})
-        for resource, count in need.items():
-            left = extra.get(resource, 0) + sign * count
-            if left:
-                extra[resource] = left
-            else:
-                del extra[resource]
+
+def _sum(extra: Mapping[str, int] | None, growth: Mapping[str, int]) -> Mapping[str, int]:
+    if not extra:
+        return growth
+    return {resource: extra.get(resource, 0) + growth.get(resource, 0) for resource in extra.keys() | growth.keys()}
+
+
+def _add(extras: dict[str, dict[str, int]], node: str, growth: Mapping[str, int], sign: int) -> None:
+    extra = extras.setdefault(node, {})
+    for resource, count in growth.items():
+        left = extra.get(resource, 0) + sign * count
+        if left:
+            extra[resource] = left
+        else:
+            extra.pop(resource, None)
+    if not extra:
+        del extras[node]
 
 
 def _stays(books: Books, claim: GPUClaim) -> bool:

@@ -162,4 +162,5 @@ def order(
 
 
 def ask(into: Books, count: int = 1, now: dt.datetime = NOW, **more: str) -> Verdict:
+    """Decide an order of so many; `more` as for `order`."""
     return decide(into, order(count, **more), now)
