@@ -1,4 +1,4 @@
-"""Each file of tests/cases/agent: through the command, a real sysfs tree and a real socket; and through the pure half."""
+"""Each file of tests/cases/agent: through the command, a sysfs tree and a real socket; and through the pure half."""
 
 from __future__ import annotations
 

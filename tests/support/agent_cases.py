@@ -1,4 +1,4 @@
-"""The files of tests/cases/agent, as the values that the agent's parts take; tests/cases/README.md says what they mean."""
+"""The files of tests/cases/agent as the values that the agent takes; tests/cases/README.md says what they mean."""
 
 from __future__ import annotations
 

@@ -99,15 +99,17 @@ class PodResources:
         self.close()
 
     async def _call(self, method: str, request: Request, answer: type[Answer]) -> Answer:
-        if self._channel is None:
-            self._channel = _Channel(path=str(self._socket))
-        call: UnaryUnaryMethod[Request, Answer] = UnaryUnaryMethod(
-            self._channel, f"/v1.PodResourcesLister/{method}", type(request), answer
-        )
-        self._channel.expect_answer()
+        reused = self._channel is not None
         try:
             async with asyncio.timeout(self._timeout):
-                return await call(request)
+                try:
+                    return await self._once(method, request, answer)
+                except exceptions.StreamTerminatedError:
+                    # The kubelet that the connection was to has ended; there may be the next already.
+                    self.close()
+                    if not reused:
+                        raise
+                    return await self._once(method, request, answer)
         except (
             OSError,  # TimeoutError is one
             grpclib.GRPCError,
@@ -121,6 +123,15 @@ class PodResources:
             # The connection may be half of something; the next call gets its own.
             self.close()
             raise PodResourcesError(self._say(method, error)) from error
+
+    async def _once(self, method: str, request: Request, answer: type[Answer]) -> Answer:
+        if self._channel is None:
+            self._channel = _Channel(path=str(self._socket))
+        call: UnaryUnaryMethod[Request, Answer] = UnaryUnaryMethod(
+            self._channel, f"/v1.PodResourcesLister/{method}", type(request), answer
+        )
+        self._channel.expect_answer()
+        return await call(request)
 
     def _say(self, method: str, error: BaseException) -> str:
         match error:
@@ -138,6 +149,8 @@ class PodResources:
                 return f"kubelet at {self._socket} has no {method}: Kubernetes 1.28 or later is needed"
             case grpclib.GRPCError():
                 return f"kubelet at {self._socket} refused {method}: {error.message or error.status.name}"
+            case exceptions.StreamTerminatedError():
+                return f"the connection to {self._socket} broke: {error}"
             case _:
                 return f"what answers {method} at {self._socket} is no kubelet: {str(error) or type(error).__name__}"
 
