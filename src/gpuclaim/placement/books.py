@@ -85,7 +85,7 @@ class Books:
         self._dirty: set[str] = set()
         self._now = _BEGINNING
         self._deadlines: list[tuple[dt.datetime, str]] = []
-        self._watched: set[str] = set()
+        self._watched: dict[str, dt.datetime] = {}
         self._turns: list[dt.datetime] = []
         self._memo: dict[Hashable, object] = {}
         self._memo_revision = 0
@@ -179,8 +179,11 @@ class Books:
     @apply.register
     def _(self, pod: core.Pod) -> None:
         meta = pod.metadata
-        self._drop_pod_reservation(meta.uid)
         facts = pod_facts(pod) if model.is_live(pod) else None
+        if facts is not None and facts.set_name is not None:
+            # A pod has no UID yet when it is admitted: the set's live pod is the one that was awaited.
+            for awaited in self.pod_reservations(facts.namespace, facts.set_name):
+                self._drop_pod_reservation(awaited.uid)
         if facts is not None and not facts.requests and facts.set_name is None:
             facts = None
         self._replace_pod((meta.namespace, meta.name), facts)
@@ -426,8 +429,9 @@ class Books:
             self._rewind(now)
         self._now = now
         while self._deadlines and self._deadlines[0][0] < now:
-            name = heapq.heappop(self._deadlines)[1]
-            self._watched.discard(name)
+            deadline, name = heapq.heappop(self._deadlines)
+            if self._watched.get(name) == deadline:
+                del self._watched[name]
             facts = self._nodes.get(name)
             if facts is not None:
                 self._watch(facts)
@@ -453,8 +457,12 @@ class Books:
         if silent is not facts.silent:
             facts.silent = silent
             self._touch(facts.name)
-        if deadline is not None and not silent and facts.name not in self._watched:
-            self._watched.add(facts.name)
+        if deadline is None or silent:
+            return
+        # A later deadline is looked up when the queued one comes; an earlier one (a clock set back) must be queued.
+        queued = self._watched.get(facts.name)
+        if queued is None or deadline < queued:
+            self._watched[facts.name] = deadline
             heapq.heappush(self._deadlines, (deadline, facts.name))
 
     def _touch(self, node: str) -> None:
