@@ -144,10 +144,11 @@ def test_check_says_which_step_differs(tmp_path: Path) -> None:
         ("- holds: {n: 0}", "- ", "line 34: steps[5]: expected a mapping, got nothing"),
         ("steps:\n", "steps: {}\nsteps:\n", "line 25: steps: it is there twice"),
         ("steps:\n", "steps:\n  x: [\n", "not valid YAML"),
-        ("state:
-", "state:
-" + 2 * "- {apiVersion: v1, kind: Namespace, metadata: {name: x}}
-", "line 5: state[1]: Namespace x is"),
+        (
+            "state:\n",
+            "state:\n" + 2 * "- {apiVersion: v1, kind: Namespace, metadata: {name: x}}\n",
+            "line 5: state[1]: Namespace x is there twice",
+        ),
     ],
 )
 def test_a_fault_is_told_in_a_sentence_with_line_and_field(old: str, new: str, said: str, tmp_path: Path) -> None:
