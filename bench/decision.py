@@ -1,4 +1,4 @@
-"""One placement decision, by size of the books: `.venv/bin/python bench/decision.py` prints a table (design, section 11)."""
+"""One placement decision, by size of the books (design, section 11). Prints a table."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gpuclaim.placement import scenario, scenario_file
+from gpuclaim.placement.drain import drain as planned
 from gpuclaim.placement.scenario import Clock, Delete, Holds, Merge, NewOrder, Result, Step
 
 
@@ -27,18 +28,27 @@ from gpuclaim.placement.scenario import Clock, Delete, Holds, Merge, NewOrder, R
     type=click.Choice(["json", "table"]),
     help="Default: table on a terminal, else json.",
 )
+@click.option("--drain", metavar="NODE", help="After the steps: what would move if this node were emptied.")
 @click.option("--check", is_flag=True, help="Compare with what the file expects; exit 1 where a step differs.")
-def plan(file: str, output: str | None, *, check: bool) -> None:
-    """Decide the orders of a scenario and print what comes of each step."""
+def plan(file: str, output: str | None, drain: str | None, *, check: bool) -> None:
+    """Decide the orders of a scenario and print what comes of each step.
+
+    With --drain it prints the sets on the node instead, and where each would go.
+    """
     try:
         played = scenario_file.read(_text(file))
-        results = scenario.Simulation(played).run()
+        simulation = scenario.Simulation(played)
+        results = simulation.run()
     except scenario.ScenarioError as error:
         raise click.ClickException(f"{file}: {error}") from None
-    if (output or ("table" if sys.stdout.isatty() else "json")) == "json":
+    as_json = (output or ("table" if sys.stdout.isatty() else "json")) == "json"
+    if drain is not None:
+        _drain(simulation, drain, as_json=as_json)
+    elif as_json:
         click.echo(json.dumps(results, indent=2))
     else:
-        click.echo(_table([_row(step, result) for step, result in zip(played.steps, results, strict=True)]))
+        rows = [(str(n), *_row(s, r)) for n, (s, r) in enumerate(zip(played.steps, results, strict=True), 1)]
+        click.echo(_table([("STEP", "WHAT", "VERDICT", "WHERE OR WHY", ""), *rows]))
     if check and not _agree(file, played.steps, results):
         raise SystemExit(1)
 
@@ -81,10 +91,29 @@ def _row(step: Step, result: Result) -> tuple[str, str, str, str]:
             return "holds", "", "", held or "none"
 
 
-def _table(rows: list[tuple[str, str, str, str]]) -> str:
-    lines = [("STEP", "WHAT", "VERDICT", "WHERE OR WHY", ""), *((str(n), *row) for n, row in enumerate(rows, 1))]
-    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+def _drain(simulation: scenario.Simulation, node: str, *, as_json: bool) -> None:
+    if node not in simulation.books.nodes:
+        raise click.ClickException(f"there is no node {node}")
+    rows = [
+        {
+            "set": f"{leaving.namespace}/{leaving.set_name}",
+            "gpus": leaving.gpus,
+            "node": leaving.verdict.node,
+            "reason": leaving.verdict.reason.value if leaving.verdict.reason else None,
+            "message": leaving.verdict.message,
+            "moves": [f"{move.namespace}/{move.name}" for move in leaving.verdict.moves],
+        }
+        for leaving in planned(simulation.books, node, simulation.now)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    lines = [(str(r["set"]), str(r["gpus"]), str(r["node"] or "stays"), str(r["message"])) for r in rows]
+    click.echo(_table([("SET", "GPUS", "TO", ""), *lines]))
+
+
+def _table(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[4]]).rstrip()
-        for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Sequence
 
@@ -49,14 +50,18 @@ def decide(books: Books, order: Order, now: dt.datetime) -> Verdict:
     return messages.no_capacity(order, largest, limits, in_set=not who.empty)
 
 
-def place_set(books: Books, namespace: str, set_name: str, now: dt.datetime) -> Verdict:
+def place_set(
+    books: Books, namespace: str, set_name: str, now: dt.datetime, avoid: frozenset[str] = frozenset()
+) -> Verdict:
     """Where the set, as it is bound, should stand now: for a node that fails, drains or refuses (R36, R37).
 
     Admitted without moves, it stands well: on one node that would take it anew. Admitted with moves, it is to be
-    brought to `node`. Refused, nothing takes it (or a running pod keeps it).
+    brought to `node`. Refused, nothing takes it (or a running pod keeps it). Nodes in `avoid` are out.
     """
     books.advance(now)
     who = fit.party(books, namespace, set_name, None, now)
+    if avoid:
+        who = dataclasses.replace(who, out=who.out | avoid)
     node = fit.place(books, who)
     if node is not None:
         return Verdict(admitted=True, node=node, moves=fit.moves_to(who, node))
