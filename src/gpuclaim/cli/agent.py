@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import signal
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
@@ -21,6 +21,11 @@ from gpuclaim.api.core import ObjectMeta, PodStatus, Struct
 from gpuclaim.api.names import API_VERSION
 from gpuclaim.api.types import GPUNodeStatus
 from gpuclaim.cli import logs
+
+if TYPE_CHECKING:
+    # Loaded by the daemon only: the apiserver's client is half of its memory.
+    from gpuclaim.agent.loop import AgentConfig
+    from gpuclaim.kube.config import Config
 
 T = TypeVar("T")
 
@@ -136,7 +141,7 @@ def agent(
     log_level: str,
     log_format: str,
 ) -> None:
-    r"""Run the node agent: report the node's GPUs, and what kubelet makes of them, as the node's GPUNode.
+    """Run the node agent: report the node's GPUs, and what kubelet makes of them, as the node's GPUNode.
 
     It runs on every node, as a user who may read sysfs and open kubelet's socket. It needs an identity that may
     create and patch the status of its own GPUNode, get its Node, and list pods.
@@ -144,7 +149,7 @@ def agent(
     \b
     One reading, printed, without any cluster:
       gpuclaim agent --once --node "$(hostname)"
-    """
+    """  # noqa: D301 - \b keeps click from filling the lines
     if not once and (pods is not None or previous is not None):
         raise click.UsageError("--pods and --previous go with --once; running, the agent asks the apiserver")
     if not sysfs.is_dir():
@@ -245,7 +250,7 @@ def _decoded(path: Path, type_: type[T], option: str, kind: str) -> T:
         raise click.ClickException(f"{path} is no {kind}: {error}") from None
 
 
-async def _until_signal(api: Any, config: Any) -> None:  # noqa: ANN401 - their types would load aiohttp for --once too
+async def _until_signal(api: Config, config: AgentConfig) -> None:
     from gpuclaim.agent.loop import run
     from gpuclaim.kube.client import Client
 
