@@ -26,10 +26,12 @@ from gpuclaim.placement.fit import Party
 from gpuclaim.placement.index import View
 from gpuclaim.placement.orders import Move
 
-STEPS: Final = 4000
+STEPS: Final = 2000
 """How often a node or a place is tried for one order: some tens of milliseconds."""
-LOOKS: Final = 500
+LOOKS: Final = 256
 """How many target nodes are looked at for one order."""
+HOP_LOOKS: Final = 64
+"""How many nodes are looked at for one set that finds no room as things stand."""
 _SELECTIONS: Final = 2000
 _SAME_SIZE: Final = 32
 
@@ -160,7 +162,11 @@ class _Search:
 
     def units(self, facts: NodeFacts) -> list[Unit]:
         """The sets on the node that may be moved and were not yet, in order of their shape and name."""
-        sets = {(c.metadata.namespace, model.claim_set(c)) for c in facts.claims} - self.moved
+        known = self.books.remembered(("units", facts.name), lambda: self._units(facts))
+        return [unit for unit in known if (unit.who.namespace, unit.who.set_name) not in self.moved]
+
+    def _units(self, facts: NodeFacts) -> list[Unit]:
+        sets = {(c.metadata.namespace, model.claim_set(c)) for c in facts.claims}
         found = (self._unit(facts.name, namespace, set_name) for namespace, set_name in sets)
         return sorted(
             (unit for unit in found if unit is not None),
@@ -246,11 +252,17 @@ class _Search:
         unit, rest = units[0], units[1:]
         resource, need = next(iter(unit.need.items()))
         nodes = self.books.nodes
-        loose = itertools.islice(self._view(unit).loose_of(resource).ascending(need), LOOKS)
+        seen: set[tuple[object, ...]] = set()
+        loose = itertools.islice(self._view(unit).loose_of(resource).ascending(need), HOP_LOOKS)
         for name in sorted(loose, key=lambda name: (-nodes[name].free.get(resource, 0), name)):
             facts = nodes[name]
             if name in barred or not fit.may_stand(self.books, unit.who, facts):
                 continue
+            shapes = tuple(other.shape for other in self.units(facts))
+            like = (tuple(sorted(facts.free.items())), shapes, tuple(sorted(self.extra.get(name, {}).items())))
+            if like in seen:
+                continue
+            seen.add(like)
             self.steps -= 1
             if self.steps <= 0:
                 return None
