@@ -27,7 +27,7 @@ lint: $(READY) ## ruff, mypy, the import layers
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "make fmt mends the formatting"; exit 1; }
 	@$(VENV)/bin/ruff check --quiet .
 	@$(VENV)/bin/mypy --no-error-summary
-	@$(VENV)/bin/lint-imports --no-timings >/tmp/gpuclaim-lint-imports.$$$$ || { cat /tmp/gpuclaim-lint-imports.$$$$; rm -f /tmp/gpuclaim-lint-imports.$$$$; exit 1; }; rm -f /tmp/gpuclaim-lint-imports.$$$$
+	@out=$$($(VENV)/bin/lint-imports) || { echo "$$out"; exit 1; }
 
 fmt: $(READY) ## format, and mend what ruff can mend
 	@$(VENV)/bin/ruff format --quiet . && $(VENV)/bin/ruff check --fix --quiet .
@@ -36,13 +36,19 @@ lock: $(UV) ## resolve the dependencies anew into requirements/ (add ARGS=--upgr
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) pyproject.toml -o requirements/runtime.txt
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) -c requirements/runtime.txt --group dev pyproject.toml -o requirements/dev.txt
 
+crds: $(READY) ## write the CRDs into the chart, after a change of the API's types
+	@$(VENV)/bin/gpuclaim crds --into chart/gpuclaim/templates/crds
+
+proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
+	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto
+
 clean: ## forget the virtual environment (the cache of built binaries stays)
 	rm -rf $(VENV) build dist
 
 $(READY): $(UV) requirements/dev.txt pyproject.toml
 	@echo "gpuclaim: Python packages (first time: about a minute)"
 	@test -x $(VENV)/bin/python || $(UV) venv --quiet $(VENV)
-	@$(UV) pip sync --quiet --require-hashes --python $(VENV)/bin/python requirements/dev.txt
+	@$(UV) pip sync --quiet --compile-bytecode --require-hashes --python $(VENV)/bin/python requirements/dev.txt
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(VENV)/bin/python -e .
 	@touch $@
 

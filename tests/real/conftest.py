@@ -7,14 +7,18 @@ components logged meanwhile stands in its report.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gpuclaim.kube import config
+from gpuclaim.kube.client import Client
 from gpuclaim.local import kubelet as local_kubelet
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.slate import Slate
+from support import cloud
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -75,6 +79,28 @@ def slate(control_plane: ControlPlane) -> Slate:
 @pytest.fixture(scope="session")
 def old_slate(old_control_plane: ControlPlane) -> Slate:
     return Slate(old_control_plane)
+
+
+@pytest.fixture(scope="session")
+def crds(control_plane: ControlPlane, slate: Slate) -> None:
+    """gpuclaim's CRDs, kept from test to test."""
+    _install_crds(control_plane)
+    slate.keep()
+
+
+@pytest.fixture(scope="session")
+def old_crds(old_control_plane: ControlPlane, old_slate: Slate) -> None:
+    """The same on the older Kubernetes."""
+    _install_crds(old_control_plane)
+    old_slate.keep()
+
+
+def _install_crds(cluster: ControlPlane) -> None:
+    async def install() -> None:
+        async with Client(config.load(cluster.kubeconfig)) as client:
+            await cloud.install_crds(client)
+
+    asyncio.run(install())
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from gpuclaim.api import core
+from gpuclaim.api import core, crd
 from gpuclaim.api.core import ObjectMeta
 from gpuclaim.api.types import (
     Device,
@@ -28,7 +28,7 @@ from gpuclaim.api.types import (
 )
 from gpuclaim.controller.app import Controller, ControllerConfig
 from gpuclaim.kube import config
-from gpuclaim.kube.client import Client
+from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.kube.lease import Timing
 from gpuclaim.kube.resources import resource_of
 
@@ -52,6 +52,13 @@ def claim(name: str, namespace: str = "tenant-a", class_name: str = "h200", coun
 async def add_namespace(client: Client, name: str) -> None:
     """A tenant's namespace."""
     await client.create(core.Namespace(metadata=ObjectMeta(name=name)))
+
+
+async def add_service_account(client: Client, namespace: str = "default") -> None:
+    """What pods of the namespace need where no controller-manager runs."""
+    body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": namespace}}
+    with contextlib.suppress(ApiError):
+        await client.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", body=body)
 
 
 async def add_node(client: Client, name: str, gpus: int, resource: str = H200, **status: Any) -> None:
@@ -120,12 +127,11 @@ async def until(
             for obj in found:
                 if holds(obj):
                     return obj
-            async for kind, item in client.watch(
-                resource_of(type_), namespace, since=version, field_selector=f"metadata.name={name}"
-            ):
-                obj = msgspec.json.decode(item, type=type_)
-                if kind in {"ADDED", "MODIFIED"} and holds(obj):
-                    return obj
+            async with _changes(client, type_, name, namespace, version) as changes:
+                async for kind, item in changes:
+                    obj = msgspec.json.decode(item, type=type_)
+                    if kind in {"ADDED", "MODIFIED"} and holds(obj):
+                        return obj
 
 
 async def until_gone(client: Client, type_: type[T], name: str, namespace: str, seconds: float = 60) -> None:
@@ -134,13 +140,35 @@ async def until_gone(client: Client, type_: type[T], name: str, namespace: str, 
         found, version = await client.list(type_, namespace, field_selector=f"metadata.name={name}")
         if not found:
             return
-        async for kind, _ in client.watch(
-            resource_of(type_), namespace, since=version, field_selector=f"metadata.name={name}"
-        ):
-            if kind == "DELETED":
-                return
+        async with _changes(client, type_, name, namespace, version) as changes:
+            async for kind, _ in changes:
+                if kind == "DELETED":
+                    return
+
+
+def _changes(
+    client: Client, type_: type[msgspec.Struct], name: str, namespace: str, since: str
+) -> contextlib.aclosing[AsyncGenerator[tuple[str, msgspec.Raw]]]:
+    selector = f"metadata.name={name}"
+    return contextlib.aclosing(client.watch(resource_of(type_), namespace, since=since, field_selector=selector))
 
 
 async def all_of(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     """Everything at once; what fails is among the results."""
     return await asyncio.gather(*work, return_exceptions=True)
+
+
+async def install_crds(client: Client) -> None:
+    """gpuclaim's CRDs, served."""
+    for definition in crd.definitions():
+        await client.apply(definition)
+        name = definition["metadata"]["name"]
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        async with asyncio.timeout(60):
+            while not _established(await client.request("GET", f"{path}/{name}")):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+def _established(body: bytes) -> bool:
+    conditions = msgspec.json.decode(body).get("status", {}).get("conditions") or ()
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)

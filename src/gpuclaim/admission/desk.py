@@ -23,9 +23,15 @@ from gpuclaim.placement.verdict import decide
 audit = logging.getLogger("gpuclaim.audit")
 
 RESERVED_FOR: Final = dt.timedelta(seconds=30)
-"""How long an admitted order or pod counts before it is stored: the apiserver's longest request, and some."""
+"""How long an admitted order counts before it is stored; the apiserver's requests end long before."""
+POD_RESERVED_FOR: Final = dt.timedelta(seconds=10)
+"""The same for a pod. Shorter: where another admission plugin turned the pod away, its owner soon tries again."""
 
 _UNAVAILABLE: Final = "ServiceUnavailable"
+
+
+class _Named(core.Struct, frozen=True, kw_only=True):
+    metadata: core.ObjectMeta
 
 
 class MoveError(Exception):
@@ -48,18 +54,18 @@ class Desk:
     obstacle: Callable[[], str | None]
     make_moves: Callable[[str, tuple[Move, ...]], Awaitable[None]]
 
+    async def hold(self, request: review.Request) -> review.Response:
+        """Gives a new GPUClaim the finalizer: it holds until its pod has ended, whatever deletes it (R10a)."""
+        present = msgspec.json.decode(request.object, type=_Named).metadata.finalizers
+        value = [*present, names.HOLD_FINALIZER]
+        return review.allow([{"op": "add", "path": "/metadata/finalizers", "value": value}])
+
     async def order(self, request: review.Request) -> review.Response:
         """The answer to the creation of a GPUClaim (R40, R42)."""
         started = time.perf_counter()
         if obstacle := self.obstacle():
             return _unavailable(obstacle)
-        try:
-            claim = msgspec.json.decode(request.object, type=GPUClaim)
-        except msgspec.ValidationError:
-            # The schema, which comes after us, says in the apiserver's own words what is wrong with it.
-            return review.allow()
-        meta = msgspec.structs.replace(claim.metadata, namespace=request.namespace)
-        order = Order.of(msgspec.structs.replace(claim, metadata=meta))
+        order = Order.of(msgspec.json.decode(request.object, type=GPUClaim))
         verdict = decide(self.books, order, self.now())
         _say_order(request, order, verdict, time.perf_counter() - started)
         if not verdict.admitted:
@@ -68,7 +74,7 @@ class Desk:
             self.books.reserve(order, verdict, self.now() + RESERVED_FOR)
             if obstacle := await self._moved(order.uid, verdict.moves):
                 return _unavailable(obstacle)
-        return review.allow(_finalizer(claim))
+        return review.allow()
 
     async def pod(self, request: review.Request) -> review.Response:
         """The answer to the creation of a pod that asks for a GPU (R43)."""
@@ -85,12 +91,12 @@ class Desk:
         if isinstance(decision, PodRefused):
             return review.refuse(decision.reason, decision.message)
         if not request.dry_run:
-            token = f"pod {meta.uid}"
-            until = now + RESERVED_FOR
-            self.books.reserve_pod(meta.namespace, model.pod_set(meta.labels) or "", meta.uid, until)
+            # In the mutating phase a pod has no UID yet; the request's own serves as well.
+            token, until = f"pod {request.uid}", now + POD_RESERVED_FOR
+            self.books.reserve_pod(meta.namespace, model.pod_set(meta.labels) or "", token, until)
             self.books.reserve_moves(token, decision.moves, until)
             if obstacle := await self._moved(token, decision.moves):
-                self.books.release_pod(meta.uid)
+                self.books.release_pod(token)
                 return _unavailable(obstacle)
         raw: dict[str, Any] = msgspec.json.decode(request.object)
         return review.allow(pin.pin(raw, decision.node, decision.tolerations))
@@ -119,14 +125,6 @@ def _refused(order: Order, verdict: Verdict) -> review.Response:
 def _unavailable(message: str) -> review.Response:
     details = review.Details(retry_after_seconds=1)
     return review.refuse(_UNAVAILABLE, message, code=503, details=details)
-
-
-def _finalizer(claim: GPUClaim) -> list[dict[str, Any]]:
-    """The claim holds until its pod has ended, whatever deletes it (R10a)."""
-    present = claim.metadata.finalizers
-    if names.HOLD_FINALIZER in present:
-        return []
-    return [{"op": "add", "path": "/metadata/finalizers", "value": [*present, names.HOLD_FINALIZER]}]
 
 
 def _say_order(request: review.Request, order: Order, verdict: Verdict, seconds: float) -> None:

@@ -1,4 +1,8 @@
-"""The MutatingWebhookConfiguration that sends orders and launcher pods here, kept in step with the classes. Pure."""
+"""The webhook configurations that send orders and launcher pods here, kept in step with the classes. Pure.
+
+Orders are decided in the validating phase: only there does the object have its final name and UID (R40), and only what
+the schema takes arrives. What must be changed in an object, a finalizer or a pin, is changed in the mutating phase.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ from gpuclaim.api import names
 
 NAME: Final = "gpuclaim"
 ORDERS_PATH: Final = "/orders"
+HOLDS_PATH: Final = "/holds"
 PODS_PATH: Final = "/pods"
 ORDERS: Final = f"orders.{names.GROUP}"
+HOLDS: Final = f"holds.{names.GROUP}"
 PODS: Final = f"pods.{names.GROUP}"
 TIMEOUT_SECONDS: Final = 10
 
@@ -33,8 +39,8 @@ class Endpoint:
         return {"service": {"namespace": namespace, "name": name, "port": port, "path": path}, "caBundle": bundle}
 
 
-def configuration(endpoint: Endpoint, authority: bytes, resources: Iterable[str]) -> dict[str, Any]:
-    """The whole configuration.
+def configurations(endpoint: Endpoint, authority: bytes, resources: Iterable[str]) -> list[dict[str, Any]]:
+    """The mutating and the validating configuration.
 
     Pods are asked about only where they request one of `resources`, so that all others start while nobody answers
     here (R43a); those that do are refused then, never let through unpinned.
@@ -45,12 +51,19 @@ def configuration(endpoint: Endpoint, authority: bytes, resources: Iterable[str]
         "matchPolicy": "Equivalent",
         "sideEffects": "NoneOnDryRun",
         "timeoutSeconds": TIMEOUT_SECONDS,
-        "reinvocationPolicy": "Never",
     }
+    claims = _rule(names.GROUP, names.VERSION, "gpuclaims")
     orders = {
         "name": ORDERS,
         "clientConfig": endpoint.config(ORDERS_PATH, authority),
-        "rules": [_rule(names.GROUP, names.VERSION, "gpuclaims")],
+        "rules": [claims],
+    }
+    has_finalizer = f"has(object.metadata.finalizers) && '{names.HOLD_FINALIZER}' in object.metadata.finalizers"
+    holds = {
+        "name": HOLDS,
+        "clientConfig": endpoint.config(HOLDS_PATH, authority),
+        "rules": [claims],
+        "matchConditions": [{"name": "has-no-finalizer-yet", "expression": f"!({has_finalizer})"}],
     }
     pods = {
         "name": PODS,
@@ -58,12 +71,11 @@ def configuration(endpoint: Endpoint, authority: bytes, resources: Iterable[str]
         "rules": [_rule("", "v1", "pods")],
         "matchConditions": [{"name": "asks-for-a-gpu", "expression": asks_for(resources)}],
     }
-    return {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "gpuclaim"}},
-        "webhooks": [common | orders, common | pods],
-    }
+    mutating = common | {"reinvocationPolicy": "Never"}
+    return [
+        _configuration("MutatingWebhookConfiguration", [mutating | holds, mutating | pods]),
+        _configuration("ValidatingWebhookConfiguration", [common | orders]),
+    ]
 
 
 def asks_for(resources: Iterable[str]) -> str:
@@ -80,6 +92,15 @@ def asks_for(resources: Iterable[str]) -> str:
         f"object.spec.containers.exists(c, {asks})"
         f" || (has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))"
     )
+
+
+def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/name": "gpuclaim"}},
+        "webhooks": webhooks,
+    }
 
 
 def _rule(group: str, version: str, plural: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -165,6 +165,15 @@ class ResourceQuota(Struct, frozen=True, kw_only=True):
     metadata: ObjectMeta
     spec: ResourceQuotaSpec = ResourceQuotaSpec()
     status: ResourceQuotaStatus = ResourceQuotaStatus()
+
+
+def wire(obj: msgspec.Struct) -> dict[str, Any]:
+    """The object as plain values for an apiserver or a file, its apiVersion and kind first.
+
+    Encoding alone leaves these two out, as they have defaults.
+    """
+    head = {"apiVersion": getattr(obj, "api_version"), "kind": getattr(obj, "kind")}  # noqa: B009 - of every kind
+    return head | msgspec.to_builtins(obj)
 
 
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

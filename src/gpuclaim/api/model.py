@@ -22,7 +22,7 @@ def max_count(cls: GPUClass) -> int | None:
 
 
 def resource_name(cls: GPUClass) -> str:
-    """The extended resource that pods ask for to get the class's GPUs; empty where its source is of a kind unknown here."""
+    """The extended resource that pods ask for; empty where the class has a source of a kind unknown here."""
     plugin = cls.spec.source.device_plugin
     return plugin.resource_name if plugin is not None else ""
 

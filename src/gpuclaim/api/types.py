@@ -25,6 +25,7 @@ def _rules(*rules: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
 
+Time = Annotated[dt.datetime, Meta(tz=True)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1, extra_json_schema={"format": "int32"})]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1, extra_json_schema={"format": "int32"})]
 ClassName = Annotated[str, Meta(min_length=1, max_length=names.LABEL_MAX, pattern=names.DNS_LABEL)]
@@ -48,7 +49,7 @@ class Condition(Struct, frozen=True, kw_only=True):
     status: Status
     reason: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
     message: Annotated[str, Meta(max_length=1024)] = ""
-    last_transition_time: dt.datetime
+    last_transition_time: Time
     observed_generation: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -240,8 +241,8 @@ class NodeRefusal(Struct, frozen=True, kw_only=True):
     node_name: NodeName
     reason: Annotated[str, Meta(max_length=128)] = ""
     message: Annotated[str, Meta(max_length=256)] = ""
-    refused_at: dt.datetime
-    expires_at: dt.datetime
+    refused_at: Time
+    expires_at: Time
     pod_uid: UID = msgspec.field(default="", name="podUID")
 
 
@@ -250,7 +251,7 @@ class Attachment(Struct, frozen=True, kw_only=True):
 
     pod_name: ObjectName
     pod_uid: UID = msgspec.field(name="podUID")
-    since: dt.datetime
+    since: Time
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -264,7 +265,7 @@ class GPUClaimStatus(Struct, frozen=True, kw_only=True):
     """Where the hold is, and what is known of its use."""
 
     node_name: Annotated[NodeName, Meta(description="The node that holds the GPUs.")] | None = None
-    held_since: dt.datetime | None = None
+    held_since: Time | None = None
     attachment: Attachment | None = None
     usage: Usage | None = None
     refusals: Annotated[list[NodeRefusal], Meta(max_length=64, extra_json_schema=_keyed("nodeName"))] = []
@@ -347,7 +348,7 @@ class GPUNodeStatus(Struct, frozen=True, kw_only=True):
         list[ReportedResource], Meta(max_length=256, extra_json_schema={"x-kubernetes-list-type": "set"})
     ] = []
     boot_id: Annotated[str, Meta(max_length=64)] = msgspec.field(default="", name="bootID")
-    reported_at: dt.datetime | None = None
+    reported_at: Time | None = None
     conditions: Conditions = []
 
 

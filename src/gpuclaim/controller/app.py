@@ -101,7 +101,11 @@ class Controller:
             PortInUseError: the webhook cannot listen.
         """
         desk = Desk(books=self.books, now=_now, obstacle=self.obstacle, make_moves=self._binder.make_moves)
-        handlers = {webhooks.ORDERS_PATH: desk.order, webhooks.PODS_PATH: desk.pod}
+        handlers = {
+            webhooks.ORDERS_PATH: desk.order,
+            webhooks.HOLDS_PATH: desk.hold,
+            webhooks.PODS_PATH: desk.pod,
+        }
         url = urllib.parse.urlsplit(self._config.webhook_url)
         host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
         serving = Serving.self_made(_hosts(self._config))
@@ -131,8 +135,8 @@ class Controller:
             self._prepared = False
 
     async def _keep_webhooks(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
-        """Writes the webhook configuration, and again whenever the classes ask for other resources."""
-        written: dict[str, Any] | None = None
+        """Writes the webhook configurations, and again whenever the classes ask for other resources."""
+        written: list[dict[str, Any]] = []
         trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
@@ -141,13 +145,14 @@ class Controller:
         while True:
             self._classes_changed.clear()
             resources = (model.resource_name(cls) for cls in self.books.classes.values())
-            wanted = webhooks.configuration(endpoint, authority, filter(None, resources))
-            if wanted != written:
-                await trying(self._client.apply, wanted, manager="gpuclaim-controller")
-                if written is None:
-                    log.info("takes orders")
-                    ready()
-                written = wanted
+            wanted = webhooks.configurations(endpoint, authority, filter(None, resources))
+            for configuration in wanted:
+                if configuration not in written:
+                    await trying(self._client.apply, configuration, manager="gpuclaim-controller")
+            if not written:
+                log.info("takes orders")
+                ready()
+            written = wanted
             await self._classes_changed.wait()
 
     async def _tick(self) -> None:

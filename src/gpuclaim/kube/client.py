@@ -5,10 +5,11 @@ On aiohttp, which costs a tenth of the CPU per request of the clients built on h
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import enum
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -17,7 +18,7 @@ import msgspec
 import tenacity
 
 from gpuclaim import __version__
-from gpuclaim.api.core import ObjectMeta, Struct
+from gpuclaim.api.core import ObjectMeta, Struct, wire
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.resources import Resource, from_discovery, resource_of
 
@@ -28,6 +29,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 # A bookmark comes every minute or so: a watch that says nothing for this long is dead.
 _WATCH_SILENCE_SECONDS: Final = 150
 _RETRIES: Final = 5
+_GOODBYE_SECONDS: Final = 0.1
 
 
 class Content(enum.StrEnum):
@@ -125,6 +127,7 @@ class Client:
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
         self._discovered: dict[tuple[str, str], Resource] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._cut_off = False
 
     async def __aenter__(self) -> Self:
         tls: ssl.SSLContext | bool = self.config.tls if self.config.tls is not None else True
@@ -142,6 +145,9 @@ class Client:
         if self._session is not None:
             await self._session.close()
             self._session = None
+            if self._cut_off:
+                # TLS says goodbye on its own time, and asyncio has no way to wait for that.
+                await asyncio.sleep(_GOODBYE_SECONDS)
 
     # --- objects ------------------------------------------------------------------------------------------------------
 
@@ -204,13 +210,13 @@ class Client:
         meta = cast("Any", obj).metadata
         path = resource_of(type(obj)).path(meta.namespace)
         params = {"dryRun": "All"} if dry_run else {}
-        return self._decode(type(obj), await self.request("POST", path, body=obj, params=params))
+        return self._decode(type(obj), await self.request("POST", path, body=wire(obj), params=params))
 
     async def replace(self, obj: T, *, subresource: str = "") -> T:
         """Writes an object as it is; its resourceVersion must be the stored one's."""
         meta: ObjectMeta = cast("Any", obj).metadata
         path = resource_of(type(obj)).path(meta.namespace, meta.name, subresource)
-        return self._decode(type(obj), await self.request("PUT", path, body=obj))
+        return self._decode(type(obj), await self.request("PUT", path, body=wire(obj)))
 
     async def patch(
         self,
@@ -265,10 +271,10 @@ class Client:
 
     async def watch(
         self, resource: Resource, namespace: str = "", *, since: str, field_selector: str = "", seconds: int = 300
-    ) -> AsyncIterator[tuple[str, msgspec.Raw]]:
+    ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
         """Changes of a kind since a resourceVersion, as (ADDED, MODIFIED, DELETED or BOOKMARK, object as JSON).
 
-        Ends after about `seconds`, as the apiserver ends it.
+        Ends after about `seconds`, as the apiserver ends it. Leave it before that with `contextlib.aclosing`.
 
         Raises:
             ApiError: code 410 where the apiserver no longer has the changes since then.
@@ -294,13 +300,18 @@ class Client:
                 if answer.status >= 400:
                     raise ApiError(self._status(answer.status, await answer.read()))
                 rest = b""
-                async for chunk in answer.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    for line in lines:
-                        event = decoder.decode(line)
-                        if event.type == "ERROR":
-                            raise ApiError(self._decode(Status, event.object))
-                        yield event.type, event.object
+                try:
+                    async for chunk in answer.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        for line in lines:
+                            event = decoder.decode(line)
+                            if event.type == "ERROR":
+                                raise ApiError(self._decode(Status, event.object))
+                            yield event.type, event.object
+                finally:
+                    # A watch that is left before its end cannot be used again, and has nothing to say goodbye for.
+                    if answer.connection is not None and answer.connection.transport is not None:
+                        answer.connection.transport.abort()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"watch of {resource.plural} at {self.config.server}: {_say(error)}") from error
 
@@ -344,6 +355,9 @@ class Client:
                 headers=headers | await self.config.headers(),
             ) as answer:
                 body = await answer.read()
+        except asyncio.CancelledError:
+            self._cut_off = True
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"no answer from the apiserver at {self.config.server}: {_say(error)}") from error
         if answer.status >= 400:

@@ -6,6 +6,7 @@ List, then watch from there, for ever. No object is kept: the receiver keeps wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Generic, Protocol, TypeVar
 
@@ -129,13 +130,14 @@ class Informer(Generic[T]):
 
     async def _watch(self) -> None:
         events = self._client.watch(self._resource, self._namespace, since=self.version, field_selector=self._selector)
-        async for kind, item in events:
-            meta = self._peek.decode(item).metadata
-            if kind == "DELETED":
-                self._forget((meta.namespace, meta.name))
-            elif kind != "BOOKMARK":
-                self._hand_over(meta, item)
-            self.version = meta.resource_version
+        async with contextlib.aclosing(events):
+            async for kind, item in events:
+                meta = self._peek.decode(item).metadata
+                if kind == "DELETED":
+                    self._forget((meta.namespace, meta.name))
+                elif kind != "BOOKMARK":
+                    self._hand_over(meta, item)
+                self.version = meta.resource_version
 
     def _hand_over(self, meta: ObjectMeta, item: msgspec.Raw) -> None:
         key = (meta.namespace, meta.name)

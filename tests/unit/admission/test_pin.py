@@ -41,7 +41,8 @@ def test_every_term_is_narrowed_since_terms_are_ored() -> None:
 
 
 def test_a_term_that_matches_nothing_goes_on_matching_nothing() -> None:
-    spec = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}, {"matchExpressions": []}]}}}}
+    never: list[dict[str, Any]] = [{}, {"matchExpressions": []}]
+    spec = {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": never}}}}
     assert terms(applied(spec)) == [{}, {"matchExpressions": []}]
 
 

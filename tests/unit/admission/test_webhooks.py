@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from gpuclaim.admission import webhooks
 from gpuclaim.admission.webhooks import Endpoint
@@ -10,10 +11,21 @@ from gpuclaim.admission.webhooks import Endpoint
 CA = b"-----BEGIN CERTIFICATE-----\n"
 
 
-def test_both_webhooks_fail_closed_and_reserve_nothing_on_a_dry_run() -> None:
-    made = webhooks.configuration(Endpoint(url="https://127.0.0.1:1"), CA, ["a.b/c"])
-    assert [webhook["rules"][0]["resources"] for webhook in made["webhooks"]] == [["gpuclaims"], ["pods"]]
-    for webhook in made["webhooks"]:
+def configured(endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+    """The webhooks by name."""
+    made = webhooks.configurations(endpoint, CA, ["a.b/c"])
+    return {webhook["name"]: webhook | {"in": each["kind"]} for each in made for webhook in each["webhooks"]}
+
+
+def test_every_webhook_fails_closed_and_reserves_nothing_on_a_dry_run() -> None:
+    made = configured(Endpoint(url="https://127.0.0.1:1"))
+    assert {name: (webhook["in"], webhook["rules"][0]["resources"]) for name, webhook in made.items()} == {
+        webhooks.HOLDS: ("MutatingWebhookConfiguration", ["gpuclaims"]),
+        webhooks.PODS: ("MutatingWebhookConfiguration", ["pods"]),
+        # Only in the validating phase has an order its UID.
+        webhooks.ORDERS: ("ValidatingWebhookConfiguration", ["gpuclaims"]),
+    }
+    for webhook in made.values():
         assert webhook["failurePolicy"] == "Fail"
         assert webhook["sideEffects"] == "NoneOnDryRun"
         assert webhook["rules"][0]["operations"] == ["CREATE"]
@@ -21,9 +33,9 @@ def test_both_webhooks_fail_closed_and_reserve_nothing_on_a_dry_run() -> None:
 
 
 def test_an_url_outside_a_cluster_and_a_service_in_one() -> None:
-    outside = webhooks.configuration(Endpoint(url="https://127.0.0.1:1"), CA, [])["webhooks"][0]["clientConfig"]
+    outside = configured(Endpoint(url="https://127.0.0.1:1"))[webhooks.ORDERS]["clientConfig"]
     assert outside["url"] == "https://127.0.0.1:1/orders"
-    inside = webhooks.configuration(Endpoint(service=("ns", "gpuclaim", 443)), CA, [])["webhooks"][1]["clientConfig"]
+    inside = configured(Endpoint(service=("ns", "gpuclaim", 443)))[webhooks.PODS]["clientConfig"]
     assert inside["service"] == {"namespace": "ns", "name": "gpuclaim", "port": 443, "path": "/pods"}
     assert "url" not in inside
 
