@@ -88,10 +88,12 @@ def run_folder(directory: Path) -> Iterator[Path]:
     """Hold the run folder alone among all processes, emptied of what an earlier run left.
 
     Raises:
-        CloudError: another process holds it, or it cannot be written.
+        CloudError: another process holds it, it cannot be written, or something else than a run is in it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if not (directory / "lock").exists() and any(directory.iterdir()):
+            raise CloudError(f"{directory} is not empty, and no run folder of gpuclaim up: name a new folder.")
         lock = (directory / "lock").open("a+")
     except OSError as error:
         raise CloudError(f"the run folder {directory} cannot be used: {error.strerror}.") from None

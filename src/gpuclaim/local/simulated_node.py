@@ -131,6 +131,11 @@ class SimulatedNode:
             with contextlib.suppress(ApiError, UnreachableError):
                 await self._write_node()
 
+    @property
+    def speaks(self) -> bool:
+        """Whether kubelet and agent are to run."""
+        return self._speaks.is_set()
+
     def silence(self) -> None:
         """Kill kubelet and agent: no heartbeat, no report, pods are neither started nor ended."""
         self._speaks.clear()
@@ -281,7 +286,7 @@ class SimulatedNode:
         await self.set_unhealthy(each.strip() for each in addresses.split(","))
         if node.metadata.annotations.get(SILENT) != "true":
             self.speak()
-        elif self._speaks.is_set():
+        elif self.speaks:
             self.silence()
 
     async def _work(self) -> None:
