@@ -173,7 +173,8 @@ def wire(obj: msgspec.Struct) -> dict[str, Any]:
     Encoding alone leaves these two out, as they have defaults.
     """
     head = {"apiVersion": getattr(obj, "api_version"), "kind": getattr(obj, "kind")}  # noqa: B009 - of every kind
-    return head | msgspec.to_builtins(obj)
+    fields: dict[str, Any] = msgspec.to_builtins(obj)
+    return head | fields
 
 
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}

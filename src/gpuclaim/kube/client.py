@@ -312,6 +312,9 @@ class Client:
                     # A watch that is left before its end cannot be used again, and has nothing to say goodbye for.
                     if answer.connection is not None and answer.connection.transport is not None:
                         answer.connection.transport.abort()
+        except asyncio.CancelledError:
+            self._cut_off = True
+            raise
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"watch of {resource.plural} at {self.config.server}: {_say(error)}") from error
 
