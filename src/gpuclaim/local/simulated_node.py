@@ -323,8 +323,9 @@ class SimulatedNode:
     async def _admit(self, pod: Pod, now: dt.datetime) -> None:
         rejection = simulated_kubelet.admit(pod, self.plan.name, self._labels, self.ledger)
         if isinstance(rejection, Rejection):
+            with contextlib.suppress(ApiError, UnreachableError):
+                await self._say(pod, rejection)
             await self._write_pod(pod, simulated_kubelet.rejected(rejection, now))
-            await self._say(pod, rejection)
             return
         meta = pod.metadata
         self._server.pods.append(PodDevices(meta.namespace, meta.name, dict(self.ledger.given(meta.uid) or {})))
