@@ -93,14 +93,15 @@ async def add_node(client: Client, name: str, gpus: int, resource: str = H200, *
 
 @contextlib.asynccontextmanager
 async def running_controller(
-    kubeconfig: Path, identity: str = "controller", **settings: Any
+    kubeconfig: Path, identity: str = "controller", now: Callable[[], dt.datetime] | None = None, **settings: Any
 ) -> AsyncIterator[Controller]:
-    """A controller in this process, taking orders."""
+    """A controller in this process, taking orders; `now` is its clock, this machine's by default."""
     ready = asyncio.Event()
     fields: dict[str, Any] = {"timing": Timing(duration=6, retry=0.5, margin=2)} | settings
+    clock = {"now": now} if now is not None else {}
     async with Client(config.load(kubeconfig)) as client:
         controller = Controller(
-            client, ControllerConfig(webhook_url="https://127.0.0.1:0", identity=identity, **fields)
+            client, ControllerConfig(webhook_url="https://127.0.0.1:0", identity=identity, **fields), **clock
         )
         task = asyncio.ensure_future(controller.run(ready.set))
         waiting = asyncio.ensure_future(ready.wait())

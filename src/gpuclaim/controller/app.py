@@ -58,21 +58,22 @@ class ControllerConfig:
     settings: Settings = dataclasses.field(default_factory=Settings)
 
 
-def _now() -> dt.datetime:
+def _utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
 class Controller:
     """One replica: it mirrors always, and decides and writes while it leads."""
 
-    def __init__(self, client: Client, config: ControllerConfig) -> None:
+    def __init__(self, client: Client, config: ControllerConfig, *, now: Callable[[], dt.datetime] = _utc_now) -> None:
         self._client = client
         self._config = config
+        self._now = now
         self.books = Books(config.settings)
         self._elector = Elector(
             client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
         )
-        self._binder = Binder(self.books, client, now=_now, lease_left=self._elector.remaining)
+        self._binder = Binder(self.books, client, now=now, lease_left=self._elector.remaining)
         self._prepared = False
         self._classes_changed = asyncio.Event()
         self._informers: dict[type, Informer[Any]] = {
@@ -100,7 +101,7 @@ class Controller:
         Raises:
             PortInUseError: the webhook cannot listen.
         """
-        desk = Desk(books=self.books, now=_now, obstacle=self.obstacle, make_moves=self._binder.make_moves)
+        desk = Desk(books=self.books, now=self._now, obstacle=self.obstacle, make_moves=self._binder.make_moves)
         handlers = {
             webhooks.ORDERS_PATH: desk.order,
             webhooks.HOLDS_PATH: desk.hold,
@@ -160,7 +161,7 @@ class Controller:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             before = self.books.revision
-            self.books.expire(_now())
+            self.books.expire(self._now())
             if self.books.revision != before:
                 self._binder.room_changed()
 
