@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gpuclaim.api import core, model, names
-from gpuclaim.api.types import GPUClaim, GPUNode
+from gpuclaim.api.types import Availability, GPUClaim, GPUClass, GPUNode
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.kube.resources import Lease
@@ -346,3 +346,24 @@ async def _until_refused(client: Client, order: GPUClaim) -> None:
     async with asyncio.timeout(30):
         while True:
             await client.create(order, dry_run=True)
+
+
+@pytest.mark.usefixtures("controller")
+async def test_the_catalogue_and_the_nodes_say_how_things_are(hoster: Client) -> None:
+    def available(what: Availability) -> Callable[[GPUClass], bool]:
+        return lambda found: found.status.availability is what
+
+    def reporting(found: GPUNode) -> bool:
+        is_ = model.condition(found.status.conditions, "Reporting")
+        return is_ is not None and is_.reason == "Reports"
+
+    await cloud.until(hoster, GPUClass, "h200", "", available(Availability.AVAILABLE))
+    await cloud.until(hoster, GPUNode, "gpu-1", "", reporting)
+    await hoster.create(claim("a", count=2))
+    await hoster.create(claim("b", count=4))
+    sold_out = await cloud.until(hoster, GPUClass, "h200", "", available(Availability.SOLD_OUT))
+    assert sold_out.status.free is None  # the hoster has not asked for numbers to be shown
+    await hoster.delete(GPUClaim, "a", "tenant-a")
+    await cloud.until(hoster, GPUClass, "h200", "", available(Availability.AVAILABLE))
+    node = await hoster.get(GPUNode, "gpu-1")
+    assert len(node.status.devices) == 2  # the agent's half of the status is left alone

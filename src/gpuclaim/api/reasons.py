@@ -44,6 +44,21 @@ class NodeConditionType(enum.StrEnum):
     FOREIGN_USE = "ForeignUse"
 
 
+class NodeReason(enum.StrEnum):
+    """Reasons of a GPUNode's conditions."""
+
+    REPORTS = "Reports"
+    NEVER_REPORTED = "NeverReported"
+    SILENT = "Silent"
+    REBOOTED = "Rebooted"
+    ALL_HEALTHY = "AllHealthy"
+    DEVICES_UNHEALTHY = "DevicesUnhealthy"
+    WITHIN_CAPACITY = "WithinCapacity"
+    ABOVE_CAPACITY = "AboveCapacity"
+    NO_FOREIGN_USE = "NoForeignUse"
+    PODS_WITHOUT_CLAIM = "PodsWithoutClaim"
+
+
 class BoundReason(enum.StrEnum):
     """Reasons of a claim's Bound condition; while it is not bound, a `Refusal` stands there."""
 

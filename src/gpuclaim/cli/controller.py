@@ -71,6 +71,7 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
 @click.option("--lease-name", default="gpuclaim-controller", show_default=True)
 @click.option("--identity", default=app.default_identity, show_default="host name and process id")
 @click.option("--lease-duration", type=click.FloatRange(min=1), default=15, show_default=True, help="Seconds.")
+@click.option("--show-counts", is_flag=True, help="The catalogue says how many GPUs of a class are free.")
 @click.option(
     "--silent-after",
     type=click.FloatRange(min=1),
@@ -100,6 +101,7 @@ def controller(
     lease_name: str,
     identity: str,
     lease_duration: float,
+    show_counts: bool,
     silent_after: float,
     ancestor_label_prefix: str,
     exempt_namespace: tuple[str, ...],
@@ -127,6 +129,7 @@ def controller(
         lease_name=lease_name,
         identity=identity,
         timing=timing,
+        show_counts=show_counts,
         settings=Settings(
             silent_after=dt.timedelta(seconds=silent_after),
             ancestor_label_prefix=ancestor_label_prefix,

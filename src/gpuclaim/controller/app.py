@@ -22,6 +22,7 @@ from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller.binder import Binder
 from gpuclaim.controller.mirror import KINDS, Mirror
+from gpuclaim.controller.reporter import Reporter
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.informer import Informer
@@ -45,12 +46,14 @@ class ControllerConfig:
     Attributes:
         webhook_url: `https://HOST:PORT` by which the apiserver reaches this process; a port of 0 takes a free one.
         webhook_service: instead of an URL, the Service in front of all replicas: (namespace, name, port).
+        show_counts: whether the catalogue says how many GPUs there are, or only whether there are any.
         listen: where the webhook listens; of an URL's own host and port by default.
     """
 
     webhook_url: str = ""
     webhook_service: tuple[str, str, int] | None = None
     listen: tuple[str, int] = ("0.0.0.0", 9443)  # noqa: S104 - in a pod, every address is the pod's
+    show_counts: bool = False
     lease_namespace: str = "default"
     lease_name: str = "gpuclaim-controller"
     identity: str = dataclasses.field(default_factory=default_identity)
@@ -74,10 +77,15 @@ class Controller:
             client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
         )
         self._binder = Binder(self.books, client, now=now, lease_left=self._elector.remaining)
+        self._reporter = Reporter(
+            self.books, client, now=now, lease_left=self._elector.remaining, counts=config.show_counts
+        )
         self._prepared = False
         self._classes_changed = asyncio.Event()
         self._informers: dict[type, Informer[Any]] = {
-            kind: Informer(client, kind, Mirror(kind, self.books, self._binder, self._classes_changed.set))
+            kind: Informer(
+                client, kind, Mirror(kind, self.books, self._binder, self._reporter, self._classes_changed.set)
+            )
             for kind in KINDS
         }
 
@@ -131,6 +139,7 @@ class Controller:
             self._prepared = True
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._binder.run())
+                group.create_task(self._reporter.run())
                 group.create_task(self._keep_webhooks(endpoint, authority, ready))
         finally:
             self._prepared = False

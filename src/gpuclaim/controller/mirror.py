@@ -1,4 +1,4 @@
-"""Objects of the apiserver into the books, and word of what changed to the binder."""
+"""Objects of the apiserver into the books, and word of what changed to those that write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.controller.binder import Binder
+from gpuclaim.controller.reporter import Reporter
 from gpuclaim.placement.books import Books, Known
 
 T = TypeVar("T", bound=Known)
@@ -32,6 +33,7 @@ class Mirror(Generic[T]):
     kind: type[T]
     books: Books
     binder: Binder
+    reporter: Reporter
     classes_changed: Callable[[], None]
 
     def changed(self, obj: T) -> None:
@@ -40,6 +42,9 @@ class Mirror(Generic[T]):
         self.books.apply(obj)
         if isinstance(obj, GPUClaim):
             self.binder.claim_changed(obj)
+        elif isinstance(obj, GPUNode):
+            self.reporter.node_changed(obj)
+            self._room()
         elif isinstance(obj, core.Pod):
             self._pod(obj.metadata.namespace, {old_set, model.pod_set(obj.metadata.labels)})
         else:
@@ -51,8 +56,10 @@ class Mirror(Generic[T]):
         self.books.remove(self.kind, namespace, name)
         if self.kind is core.Pod:
             self._pod(namespace, {old_set})
-        else:
-            self._room()
+            return
+        if self.kind is GPUNode:
+            self.reporter.node_gone(name)
+        self._room()
 
     def _set_of_pod(self, namespace: str, name: str) -> str | None:
         pod = self.books.pod(namespace, name)
