@@ -21,7 +21,7 @@ class Serving:
     @classmethod
     def self_made(cls, hosts: Iterable[str]) -> Serving:
         """A new authority and a certificate for the hosts, kept in memory only; the authority's key is forgotten."""
-        authority = Authority.new("gpuclaim webhook")
+        authority = Authority.new("gpuclaim webhook authority")
         return cls(authority.issue("gpuclaim webhook", hosts=hosts), authority.pair.certificate)
 
     def context(self) -> ssl.SSLContext:

@@ -158,7 +158,7 @@ def _tls(path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> ssl.SSLCo
 
 def _content(path: Path, entry: dict[str, Any], key: str) -> bytes | None:
     if data := entry.get(f"{key}-data"):
-        return base64.b64decode(data)
+        return base64.b64decode("".join(data.split()), validate=True)
     if name := entry.get(key):
         return Path(path.parent, name).read_bytes()
     return None

@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import tenacity
 
-from gpuclaim.api.core import ObjectMeta, Struct
+from gpuclaim.api.core import Struct
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.resources import resource_of
 
@@ -35,7 +35,16 @@ class Receiver(Protocol[T_contra]):
 
 
 class _Meta(Struct, frozen=True, kw_only=True):
-    metadata: ObjectMeta
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class _Named(Struct, frozen=True, kw_only=True):
+    """What is read of every object, readable by this version or not."""
+
+    metadata: _Meta
 
 
 class Informer(Generic[T]):
@@ -58,7 +67,7 @@ class Informer(Generic[T]):
         self._namespace = namespace
         self._selector = field_selector
         self._decoder = msgspec.json.Decoder(type_)
-        self._peek = msgspec.json.Decoder(_Meta)
+        self._peek = msgspec.json.Decoder(_Named)
         self._known: dict[_Key, str] = {}
         self._stale = True
         self._watching: asyncio.Task[None] | None = None
@@ -139,7 +148,7 @@ class Informer(Generic[T]):
                     self._hand_over(meta, item)
                 self.version = meta.resource_version
 
-    def _hand_over(self, meta: ObjectMeta, item: msgspec.Raw) -> None:
+    def _hand_over(self, meta: _Meta, item: msgspec.Raw) -> None:
         key = (meta.namespace, meta.name)
         if self._known.get(key, meta.uid) != meta.uid:
             self._forget(key)

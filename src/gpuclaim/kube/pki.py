@@ -48,8 +48,14 @@ class Authority:
     def issue(
         self, name: str, *, hosts: Iterable[str] = (), groups: Iterable[str] = (), life: dt.timedelta = _LIFE
     ) -> Pair:
-        """A certificate for servers at `hosts` (names and addresses) and for the client `name` in `groups`."""
+        """A certificate for servers at `hosts` (names and addresses) and for the client `name` in `groups`.
+
+        Raises:
+            ValueError: `name` is the authority's own: the certificate would read as self-signed.
+        """
         authority = x509.load_pem_x509_certificate(self.pair.certificate)
+        if _subject(name, groups) == authority.subject:
+            raise ValueError(f"{name!r} is the authority itself")
         signer = serialization.load_pem_private_key(self.pair.key, None)
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
         key = ec.generate_private_key(ec.SECP256R1())
