@@ -152,6 +152,8 @@ def _say_stage(stage: Stage) -> None:
 def _say_what_stands(stands: Cloud) -> None:
     folder = stands.control_plane.directory
     click.echo(_table(stands.plans))
+    first, second = cloud.TENANTS
+    click.echo(f"\nTenants: {first}, with a budget of {cloud.BUDGET} {offers.H200.name}, and {second}, without one.")
     click.echo(
         f"\nReal: Kubernetes {stands.version}, KubeVirt's virt-controller, gpuclaim's controller\n"
         "and agents. Simulated: the nodes' hardware and kubelet, and virt-handler: a VM\n"

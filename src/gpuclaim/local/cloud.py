@@ -19,6 +19,7 @@ import msgspec
 
 from gpuclaim.api import core, crd
 from gpuclaim.api.core import ObjectMeta
+from gpuclaim.api.names import budget_key
 from gpuclaim.api.types import GPUClaim, GPUClaimSpec
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
@@ -31,6 +32,8 @@ from gpuclaim.local.simulated_node import Ground, SimulatedNode
 T = TypeVar("T")
 
 TENANTS: Final = ("tenant-a", "tenant-b")
+BUDGET: Final = 2
+"""How many H200 the first tenant may hold; the second has no budget."""
 NAMESPACE: Final = "gpuclaim-system"
 """Where the controller's Lease is."""
 
@@ -217,9 +220,11 @@ class Cloud:
     async def _publish(self, served: Awaitable[None]) -> None:
         async with self._stage("catalogue and tenants"):
             names = (*TENANTS, NAMESPACE)
-            await asyncio.gather(
-                *(self.client.create(core.Namespace(metadata=ObjectMeta(name=each))) for each in names)
-            )
+            spaces = [core.Namespace(metadata=ObjectMeta(name=each)) for each in names]
+            await asyncio.gather(*map(self.client.create, spaces))
+            meta = ObjectMeta(name="gpus", namespace=TENANTS[0])
+            hard: dict[str, str | int] = {budget_key(offers.H200.name): str(BUDGET)}
+            await self.client.create(core.ResourceQuota(metadata=meta, spec=core.ResourceQuotaSpec(hard=hard)))
             await served
             # The apiserver holds back the first object of a new kind for two seconds.
             classes = [offer.gpu_class() for offer in offers.CATALOGUE]

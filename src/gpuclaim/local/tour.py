@@ -19,7 +19,7 @@ from gpuclaim.api.reasons import ClaimCondition, Refusal
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.kube.resources import resource_of
 from gpuclaim.local import cloud, offers
-from gpuclaim.local.cloud import TENANTS, Cloud
+from gpuclaim.local.cloud import BUDGET, TENANTS, Cloud
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -59,6 +59,7 @@ class _Tour:
         await self._catalogue()
         node = await self._order()
         await self._refusal()
+        await self._budget()
         await self._start(node)
         await self._switch_off(node)
         await self._last_gpu()
@@ -91,11 +92,19 @@ class _Tour:
     async def _refusal(self) -> None:
         most = max(plan.orderable for plan in self._h200())
         await self._tell(
-            f"No node has {most + 1} H200. Kubernetes would take such a pod and leave it Pending; an order is refused"
-            " when it is made, with the reason and with what would fit."
+            f"No node has the {most + 1} H200 that tenant B asks for. Kubernetes would take such a pod and leave it"
+            " Pending; an order is refused when it is made, with the reason and with what would fit."
         )
-        answer = await self._kubectl("create", "-f", "-", given=_claims([("big", most + 1)], _ALICE), refused=True)
+        answer = await self._kubectl("create", "-f", "-", given=_claims([("big", most + 1)], _BOB), refused=True)
         _check(Refusal.INSUFFICIENT_CAPACITY in answer, "the order is not refused for want of capacity")
+
+    async def _budget(self) -> None:
+        await self._tell(
+            f"Tenant A's budget is {BUDGET} H200: a ResourceQuota, as for anything else in Kubernetes. {BUDGET} more"
+            " would be one too many."
+        )
+        answer = await self._kubectl("create", "-f", "-", given=_claims([("more", BUDGET)], _ALICE), refused=True)
+        _check(Refusal.OVER_BUDGET in answer, "the order is not refused for want of budget")
 
     async def _start(self, node: str) -> None:
         await self._tell("Tenant A starts a VM of the order's name. Its launcher pod is sent to the node of the hold.")
@@ -251,7 +260,7 @@ class _Tour:
             else:
                 self._say(f"   {line}".rstrip())
         if bool(process.returncode) != refused:
-            raise TourError(f"The tour ends here: {shown!r} was to be {'refused' if refused else 'taken'}.")
+            raise TourError(f"The tour ends here: 'kubectl {shown}' was to be {'refused' if refused else 'taken'}.")
         return answer
 
 
