@@ -1,7 +1,7 @@
 # The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check lint fmt lock crds proto clean
+.PHONY: help up test check bench lint fmt lock crds proto clean
 
 CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
@@ -22,6 +22,9 @@ test: $(READY) ## every test: unit, property, cases, and the real components
 
 check: lint ## linters and the tests that run in seconds
 	@$(VENV)/bin/pytest -m "not real" $(ARGS)
+
+bench: $(READY) ## measure (nothing is asserted): one placement decision
+	@$(VENV)/bin/python bench/decision.py $(ARGS)
 
 lint: $(READY) ## ruff, mypy, the import layers
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "make fmt mends the formatting"; exit 1; }
