@@ -117,13 +117,15 @@ class Desk:
 
 
 def _refused(order: Order, verdict: Verdict) -> review.Response:
-    causes = [review.Cause(reason=cause.reason, field=cause.field, message=cause.message) for cause in verdict.causes]
-    details = review.Details(group=names.GROUP, kind="gpuclaims", name=order.name, causes=causes)
+    causes = [
+        core.StatusCause(reason=cause.reason, field=cause.field, message=cause.message) for cause in verdict.causes
+    ]
+    details = core.StatusDetails(group=names.GROUP, kind="gpuclaims", name=order.name, causes=causes)
     return review.refuse(verdict.reason or "", verdict.message, details=details)
 
 
 def _unavailable(message: str) -> review.Response:
-    details = review.Details(retry_after_seconds=1)
+    details = core.StatusDetails(retry_after_seconds=1)
     return review.refuse(_UNAVAILABLE, message, code=503, details=details)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpuclaim.api.core import Struct
+from gpuclaim.api.core import Outcome, StatusDetails, Struct
 
 
 class GroupVersionKind(Struct, frozen=True, kw_only=True):
@@ -43,40 +43,12 @@ class Review(Struct, frozen=True, kw_only=True):
     request: Request
 
 
-class Cause(Struct, frozen=True, kw_only=True):
-    """metav1.StatusCause."""
-
-    reason: str = ""
-    message: str = ""
-    field: str = ""
-
-
-class Details(Struct, frozen=True, kw_only=True):
-    """metav1.StatusDetails."""
-
-    group: str = ""
-    kind: str = ""
-    name: str = ""
-    causes: list[Cause] = []
-    retry_after_seconds: int = 0
-
-
-class Status(Struct, frozen=True, kw_only=True):
-    """metav1.Status of a refusal; the apiserver hands it on to whoever made the request."""
-
-    status: Literal["Failure"] | None = None
-    code: int = 0
-    reason: str = ""
-    message: str = ""
-    details: Details | None = None
-
-
 class Response(Struct, frozen=True, kw_only=True):
     """admission.k8s.io/v1 AdmissionResponse."""
 
     allowed: bool
     uid: str = ""
-    status: Status | None = None
+    status: Outcome | None = None
     patch: str | None = None
     patch_type: Literal["JSONPatch"] | None = None
     warnings: list[str] = []
@@ -98,7 +70,7 @@ def allow(patch: list[dict[str, Any]] | None = None, warnings: list[str] | None 
     return Response(allowed=True, patch=encoded, patch_type="JSONPatch", warnings=warnings or [])
 
 
-def refuse(reason: str, message: str, *, code: int = 403, details: Details | None = None) -> Response:
+def refuse(reason: str, message: str, *, code: int = 403, details: StatusDetails | None = None) -> Response:
     """Turn it away; `reason` is a word of a vocabulary, `message` a sentence for people."""
-    status = Status(status="Failure", code=code, reason=reason, message=message, details=details)
+    status = Outcome(status="Failure", code=code, reason=reason, message=message, details=details)
     return Response(allowed=False, status=status)

@@ -167,6 +167,34 @@ class ResourceQuota(Struct, frozen=True, kw_only=True):
     status: ResourceQuotaStatus = ResourceQuotaStatus()
 
 
+class StatusCause(Struct, frozen=True, kw_only=True):
+    """metav1.StatusCause."""
+
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class StatusDetails(Struct, frozen=True, kw_only=True):
+    """metav1.StatusDetails."""
+
+    group: str = ""
+    kind: str = ""
+    name: str = ""
+    causes: list[StatusCause] = []
+    retry_after_seconds: int = 0
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """metav1.Status: how a request ended, where the answer is not an object. Named apart from a condition's status."""
+
+    status: str = ""
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: StatusDetails | None = None
+
+
 def wire(obj: msgspec.Struct) -> dict[str, Any]:
     """The object as plain values for an apiserver or a file, its apiVersion and kind first.
 

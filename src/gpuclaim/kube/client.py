@@ -18,7 +18,7 @@ import msgspec
 import tenacity
 
 from gpuclaim import __version__
-from gpuclaim.api.core import ObjectMeta, Struct, wire
+from gpuclaim.api.core import ObjectMeta, Outcome, Struct, wire
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.resources import Resource, from_discovery, resource_of
 
@@ -40,36 +40,10 @@ class Content(enum.StrEnum):
     APPLY = "application/apply-patch+yaml"
 
 
-class StatusCause(Struct, frozen=True, kw_only=True):
-    """metav1.StatusCause."""
-
-    reason: str = ""
-    message: str = ""
-    field: str = ""
-
-
-class StatusDetails(Struct, frozen=True, kw_only=True):
-    """metav1.StatusDetails."""
-
-    name: str = ""
-    kind: str = ""
-    causes: list[StatusCause] = []
-    retry_after_seconds: int = 0
-
-
-class Status(Struct, frozen=True, kw_only=True):
-    """metav1.Status: what the apiserver answers where it does not answer with an object."""
-
-    message: str = ""
-    reason: str = ""
-    details: StatusDetails | None = None
-    code: int = 0
-
-
 class ApiError(Exception):
     """The apiserver refused a request; `status` is its answer."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Outcome) -> None:
         super().__init__(status.message or f"HTTP {status.code}")
         self.status = status
 
@@ -265,7 +239,7 @@ class Client:
             found = from_discovery(api_version, listed, kind)
             if found is None:
                 message = f"the cluster has no kind {kind} in {api_version}"
-                raise ApiError(Status(code=404, reason="NotFound", message=message))
+                raise ApiError(Outcome(code=404, reason="NotFound", message=message))
             self._discovered[key] = found
         return self._discovered[key]
 
@@ -306,7 +280,7 @@ class Client:
                         for line in lines:
                             event = decoder.decode(line)
                             if event.type == "ERROR":
-                                raise ApiError(self._decode(Status, event.object))
+                                raise ApiError(self._decode(Outcome, event.object))
                             yield event.type, event.object
                 finally:
                     # A watch that is left before its end cannot be used again, and has nothing to say goodbye for.
@@ -372,11 +346,11 @@ class Client:
             raise RuntimeError("use `async with Client(config)`")
         return self._session
 
-    def _status(self, code: int, body: bytes) -> Status:
+    def _status(self, code: int, body: bytes) -> Outcome:
         try:
-            status = self._decode(Status, body)
+            status = self._decode(Outcome, body)
         except msgspec.DecodeError:
-            status = Status(message=body[:200].decode(errors="replace").strip())
+            status = Outcome(message=body[:200].decode(errors="replace").strip())
         return msgspec.structs.replace(status, code=code)
 
     def _decoder(self, type_: type[T]) -> msgspec.json.Decoder[T]:

@@ -9,9 +9,9 @@ import pytest
 
 from gpuclaim.agent.registry import Registry, RegistryError
 from gpuclaim.api import core
-from gpuclaim.api.core import ObjectMeta
+from gpuclaim.api.core import ObjectMeta, Outcome
 from gpuclaim.api.types import GPUNode, GPUNodeStatus
-from gpuclaim.kube.client import ApiError, Client, Status, UnreachableError
+from gpuclaim.kube.client import ApiError, Client, UnreachableError
 
 PATH = "/apis/gpu.cozystack.io/v1alpha1/gpunodes"
 
@@ -28,7 +28,7 @@ class FakeClient:
         if "GET" in self.refuses:
             raise self.refuses["GET"]
         if type_ not in self.objects:
-            raise ApiError(Status(code=404, message=f"{name} not found"))
+            raise ApiError(Outcome(code=404, message=f"{name} not found"))
         return self.objects[type_]
 
     async def list(self, type_: type, *, field_selector: str) -> tuple[list[Any], str]:
@@ -42,7 +42,7 @@ class FakeClient:
         if method in self.refuses:
             raise self.refuses[method]
         if method == "PATCH" and not self.exists:
-            raise ApiError(Status(code=404, message="not found"))
+            raise ApiError(Outcome(code=404, message="not found"))
         self.exists = True
         self.sent.append((method, path, body))
         return b""
@@ -82,7 +82,7 @@ async def test_no_such_node(client: FakeClient, registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("method", ["PATCH", "POST"])
-@pytest.mark.parametrize("error", [ApiError(Status(code=403, message="forbidden")), UnreachableError("no answer")])
+@pytest.mark.parametrize("error", [ApiError(Outcome(code=403, message="forbidden")), UnreachableError("no answer")])
 async def test_a_write_that_fails(client: FakeClient, registry: Registry, method: str, error: Exception) -> None:
     client.refuses[method] = error
     with pytest.raises(RegistryError, match=r"forbidden|no answer"):
@@ -95,7 +95,7 @@ async def test_stored(client: FakeClient, registry: Registry) -> None:
     assert await registry.stored() == GPUNodeStatus(boot_id="b")
     client.refuses["GET"] = msgspec.ValidationError("of another version")
     assert await registry.stored() is None
-    for error in (ApiError(Status(code=500, message="broken")), UnreachableError("no answer")):
+    for error in (ApiError(Outcome(code=500, message="broken")), UnreachableError("no answer")):
         client.refuses["GET"] = error
         with pytest.raises(RegistryError):
             await registry.stored()
@@ -104,6 +104,6 @@ async def test_stored(client: FakeClient, registry: Registry) -> None:
 async def test_phases_of_its_own_node_only(client: FakeClient, registry: Registry) -> None:
     assert await registry.phases() == {("t", "p"): "Running"}
     assert client.selectors == ["spec.nodeName=node-a"]
-    client.refuses["LIST"] = ApiError(Status(code=403, message="forbidden"))
+    client.refuses["LIST"] = ApiError(Outcome(code=403, message="forbidden"))
     with pytest.raises(RegistryError, match="its pods cannot be listed: forbidden"):
         await registry.phases()

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from gpuclaim.api import core
-from gpuclaim.kube.client import ApiError, Status, UnreachableError
+from gpuclaim.api.core import Outcome
+from gpuclaim.kube.client import ApiError, UnreachableError
 from gpuclaim.kube.informer import Informer
 from gpuclaim.kube.resources import Resource
 
@@ -101,7 +102,7 @@ async def test_a_watch_that_broke_goes_on_where_it_was() -> None:
 async def test_a_version_too_old_means_a_new_list_which_says_what_is_gone(code: int) -> None:
     script, heard = Script(), Heard()
     script.lists = [([namespace("a", 1), namespace("b", 2)], "5"), ([namespace("b", 8)], "9")]
-    script.watches = [[ApiError(Status(code=code))], []]
+    script.watches = [[ApiError(Outcome(code=code))], []]
     async with running(script, heard):
         assert heard.words == ["a=1", "b=2", "-a", "b=8"]
     assert script.since == ["5", "9"]
@@ -126,7 +127,7 @@ async def test_an_object_that_cannot_be_read_hides_no_other() -> None:
 
 async def test_a_list_that_fails_is_tried_again() -> None:
     script, heard = Script(), Heard()
-    script.lists = [UnreachableError("down"), ApiError(Status(code=500)), ([namespace("a", 1)], "5")]
+    script.lists = [UnreachableError("down"), ApiError(Outcome(code=500)), ([namespace("a", 1)], "5")]
     async with running(script, heard):
         assert heard.words == ["a=1"]
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuclaim.kube.client import ApiError, Status, UnreachableError
+from gpuclaim.api.core import Outcome
+from gpuclaim.kube.client import ApiError, UnreachableError
 from gpuclaim.kube.lease import Elector, Timing
 from gpuclaim.kube.resources import Lease
 
@@ -41,20 +42,20 @@ class Store:
     async def get(self, _: type[Lease], name: str, namespace: str) -> Lease:
         self._reach("lost before")
         if self.lease is None:
-            raise ApiError(Status(code=404, reason="NotFound"))
+            raise ApiError(Outcome(code=404, reason="NotFound"))
         assert (name, namespace) == ("leader", "default")
         return self.lease
 
     async def create(self, lease: Lease) -> Lease:
         self._reach("lost before")
         if self.lease is not None:
-            raise ApiError(Status(code=409, reason="AlreadyExists"))
+            raise ApiError(Outcome(code=409, reason="AlreadyExists"))
         return self._store(lease)
 
     async def replace(self, lease: Lease) -> Lease:
         self._reach("lost before")
         if self.lease is None or lease.metadata.resource_version != self.lease.metadata.resource_version:
-            raise ApiError(Status(code=409, reason="Conflict"))
+            raise ApiError(Outcome(code=409, reason="Conflict"))
         return self._store(lease)
 
     def _store(self, lease: Lease) -> Lease:
