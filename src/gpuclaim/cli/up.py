@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +17,22 @@ from typing import Final
 
 import click
 
-from gpuclaim.local import build, cloud, offers, toolchain, tour
+from gpuclaim.local import build, cloud, kubevirt, offers, toolchain, tour
 from gpuclaim.local.cloud import Cloud, CloudError, Stage
 from gpuclaim.local.process import ProcessError
 from gpuclaim.local.toolchain import ToolchainError
 
-_EXPECTED: Final = (CloudError, ProcessError, ToolchainError, build.BuildError, tour.TourError)
+_EXPECTED: Final = (
+    CloudError,
+    ProcessError,
+    ToolchainError,
+    build.BuildError,
+    kubevirt.KubeVirtError,
+    tour.TourError,
+)
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ROWS: Final = 9
+_WIDTH: Final = 80
 _INTERRUPTED: Final = 130  # what a shell says of a program that Ctrl-C ended
 
 
@@ -117,6 +126,7 @@ def _build() -> None:
     before = {number: signal.signal(number, interrupt) for number in _ENDING}
     try:
         build.command("etcd", progress=_say_progress)
+        build.ensure(kubevirt.component(), _say_progress)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -151,14 +161,14 @@ def _say_stage(stage: Stage) -> None:
 
 def _say_what_stands(stands: Cloud) -> None:
     folder = stands.control_plane.directory
-    click.echo(_table(stands.plans))
     first, second = cloud.TENANTS
-    click.echo(f"\nTenants: {first}, with a budget of {cloud.BUDGET} {offers.H200.name}, and {second}, without one.")
-    click.echo(
-        f"\nReal: Kubernetes {stands.version}, KubeVirt's virt-controller, gpuclaim's controller\n"
-        "and agents. Simulated: the nodes' hardware and kubelet, and virt-handler: a VM\n"
-        "that runs has no guest.\n"
+    click.echo(_table(stands.plans))
+    click.echo(f"\nTenants: {first}, with a budget of {cloud.BUDGET} {offers.H200.name}, and {second}, without one.\n")
+    what = (
+        f"Real: Kubernetes {stands.version}, virt-controller of KubeVirt {kubevirt.VERSION}, gpuclaim's controller and"
+        " agents. Simulated: the nodes' hardware and kubelet, and KubeVirt's virt-handler: a VM that runs has no guest."
     )
+    click.echo(textwrap.fill(what, _WIDTH, break_on_hyphens=False) + "\n")
     click.echo("In another terminal:\n")
     if shutil.which("kubectl") is None:
         click.echo(f"  export PATH={cloud.shown(stands.kubectl.parent)}:$PATH  # there is no kubectl on PATH")
@@ -173,7 +183,8 @@ def _say_what_stands(stands: Cloud) -> None:
         ("its pod", "kubectl get pods -n tenant-a -o wide"),
     ):
         click.echo(f"  # {why}\n  {command}")
-    click.echo(f"\nLogs: {cloud.shown(folder / 'logs')}. The story of all this: gpuclaim up --scenario tour")
+    click.echo(f"\nLogs: {cloud.shown(folder / 'logs')}")
+    click.echo("What it is good for, told step by step: gpuclaim up --scenario tour")
 
 
 def _table(plans: Sequence[offers.NodePlan]) -> str:

@@ -23,11 +23,11 @@ from gpuclaim.api.names import budget_key
 from gpuclaim.api.types import GPUClaim, GPUClaimSpec
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
-from gpuclaim.local import offers
+from gpuclaim.local import kubevirt, offers
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.offers import NodePlan
 from gpuclaim.local.process import Process
-from gpuclaim.local.simulated_node import Ground, SimulatedNode
+from gpuclaim.local.simulated_node import PODS_OF_A_NODE, Ground, SimulatedNode
 
 T = TypeVar("T")
 
@@ -191,6 +191,7 @@ class Cloud:
         shutil.copytree(examples_dir(), self.examples)
         async with asyncio.TaskGroup() as parts:
             served = parts.create_task(self._serve_kinds())
+            parts.create_task(self._start_kubevirt(group))
             parts.create_task(self._start_scheduler())
             parts.create_task(self._publish(served))
             parts.create_task(self._start_controller(served))
@@ -240,6 +241,13 @@ class Cloud:
                 return
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def _start_kubevirt(self, group: asyncio.TaskGroup) -> None:
+        async with self._stage(f"KubeVirt {kubevirt.VERSION}"):
+            resources = [offer.resource for offer in offers.CATALOGUE]
+            started = await kubevirt.KubeVirt(self.control_plane, resources).start()
+            self._guarded.append(started.process)
+            self._tasks.append(group.create_task(kubevirt.VirtHandlerStandIn().run(self.client)))
+
     async def _start_scheduler(self) -> None:
         async with self._stage("scheduler"):
             self._guarded.append(await self._blocking(self.control_plane.start_scheduler))
@@ -267,6 +275,9 @@ class Cloud:
             names = self.control_plane.directory / "pci.ids"
             names.write_text(offers.pci_ids())
             ground = Ground(
+                labels=kubevirt.NODE_LABELS,
+                # No more than a node runs pods: the agent reads the whole list each time.
+                devices={name: min(many, PODS_OF_A_NODE) for name, many in kubevirt.NODE_DEVICES.items()},
                 kubelet_version=self.version,
                 # A change shows within a second; many nodes in one process take turns.
                 agent_interval=max(1.0, count / 20),

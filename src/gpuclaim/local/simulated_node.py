@@ -42,13 +42,15 @@ UNHEALTHY: Final = "simulated.gpu.cozystack.io/unhealthy"
 SILENT: Final = "simulated.gpu.cozystack.io/silent"
 """The annotation of a Node that, while `true`, stops its kubelet and agent."""
 
+PODS_OF_A_NODE: Final = 110
+"""How many pods a node takes, as kubelet has it by default."""
+
 _log: Final = logging.getLogger(__name__)
 _STRATEGIC: Final = "application/strategic-merge-patch+json"
 _LEASE_SECONDS: Final = 40
 _HEARTBEAT_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.5
 _SOCKET_PATH_MAX: Final = 107
-_PODS: Final = 110
 
 resources.TYPED.setdefault(Pod, resources.TYPED[core.Pod])
 
@@ -233,7 +235,7 @@ class SimulatedNode:
         await self._client.request("PATCH", path, body={"status": self._node_status()}, content=_STRATEGIC)
 
     def _node_status(self) -> dict[str, Any]:
-        base = {"cpu": "128", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": str(_PODS)}
+        base = {"cpu": "128", "memory": "1Ti", "ephemeral-storage": "1Ti", "pods": str(PODS_OF_A_NODE)}
         now = simulated_kubelet.stamp(dt.datetime.now(dt.UTC))
         ready = {
             "type": "Ready",

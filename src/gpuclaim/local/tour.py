@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gpuclaim.api import core, model, names
-from gpuclaim.api.reasons import ClaimCondition, Refusal
+from gpuclaim.api.reasons import ClaimCondition, PodRefusal, Refusal
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.kube.resources import resource_of
 from gpuclaim.local import cloud, offers
@@ -27,7 +27,18 @@ _WIDTH: Final = 80
 _PATIENCE: Final = 60.0
 _NAME: Final = "train"  # of the claim and the VM in examples/
 _ALICE, _BOB = TENANTS
-_PODS: Final = "custom-columns=POD:.metadata.name,NODE:.spec.nodeName,PHASE:.status.phase"
+_PODS: Final = "custom-columns=POD:metadata.name,NODE:spec.nodeName,PHASE:status.phase"
+
+_POD: Final = f"""\
+apiVersion: v1
+kind: Pod
+metadata: {{name: grab, namespace: {_BOB}}}
+spec:
+  containers:
+  - name: main
+    image: busybox
+    resources: {{limits: {{{offers.H200.resource}: 1}}}}
+"""
 
 
 class TourError(Exception):
@@ -127,11 +138,15 @@ class _Tour:
             " VM does not use right now. To plain Kubernetes it would be free."
         )
         rest = await self._free()
-        orders = [(f"bob-{number}", count) for number, count in enumerate(rest, 1)]
-        await self._kubectl("create", "-f", "-", given=_claims(orders, _BOB))
-        await self._kubectl("get", "gpuclaims", "-n", _BOB)
+        orders = [(f"rest-{number}", count) for number, count in enumerate(rest, 1)]
+        if orders:
+            await self._kubectl("create", "-f", "-", given=_claims(orders, _BOB))
+            await self._kubectl("get", "gpuclaims", "-n", _BOB)
         answer = await self._kubectl("create", "-f", "-", given=_claims([("one-more", 1)], _BOB), refused=True)
         _check(Refusal.INSUFFICIENT_CAPACITY in answer, "tenant B's order is not refused for want of capacity")
+        await self._tell("Nor can tenant B take it past all orders, by a pod that simply asks for it.")
+        answer = await self._kubectl("create", "-f", "-", given=_POD, refused=True)
+        _check(PodRefusal.NO_CLAIM in answer, "a pod without an order is not refused for that")
 
     async def _start_again(self, node: str) -> None:
         await self._tell("In the morning tenant A's VM comes back: on the same node, with its GPU.")
@@ -148,7 +163,7 @@ class _Tour:
     # --- what it is made of -----------------------------------------------------------------------------------------
 
     async def _switch(self, strategy: str) -> None:
-        patch = json.dumps({"spec": {"runStrategy": strategy}})
+        patch = json.dumps({"spec": {"runStrategy": strategy}}, separators=(",", ":"))
         await self._kubectl("patch", "vm", _NAME, "-n", _ALICE, "--type=merge", "-p", patch)
 
     async def _runs_on(self, node: str) -> None:
@@ -238,7 +253,15 @@ class _Tour:
         shown = " ".join(_quoted(each) for each in arguments)
         shown = shown.replace(str(self._cloud.examples), cloud.shown(self._cloud.examples))
         here = f" <<EOF\n{textwrap.indent(given, '     ')}     EOF" if given else ""
-        self._say(f"   $ kubectl {shown}{here}")
+        lines = textwrap.wrap(
+            f"$ kubectl {shown}",
+            _WIDTH - 2,
+            initial_indent="   ",
+            subsequent_indent="       ",
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+        self._say(" \\\n".join(lines) + here)
         process = await asyncio.create_subprocess_exec(
             self._cloud.kubectl,
             f"--kubeconfig={self._cloud.control_plane.kubeconfig}",
