@@ -46,7 +46,8 @@ class Desk:
         books: what is known; admitted orders and pods are reserved there until they are stored.
         now: the present moment.
         obstacle: why no answer may be given now, as for a replica that does not lead; None when nothing is in the way.
-        make_moves: stores moves of holds, and returns once they are stored; raises MoveError.
+        make_moves: stores moves of holds that are reserved under a token, and returns once they are stored; raises
+            MoveError, and then has seen to the reservation.
     """
 
     books: Books
@@ -108,12 +109,9 @@ class Desk:
         try:
             await self.make_moves(token, moves)
         except MoveError as error:
-            self.books.release(token)
             return f"making room failed, try again: {error}"
         # The lease may have run out meanwhile, and another leader may decide now.
-        if obstacle := self.obstacle():
-            self.books.release(token)
-        return obstacle
+        return self.obstacle()
 
 
 def _refused(order: Order, verdict: Verdict) -> review.Response:

@@ -39,11 +39,14 @@ class Endpoint:
         return {"service": {"namespace": namespace, "name": name, "port": port, "path": path}, "caBundle": bundle}
 
 
-def configurations(endpoint: Endpoint, authority: bytes, resources: Iterable[str]) -> list[dict[str, Any]]:
+def configurations(
+    endpoint: Endpoint, authority: bytes, resources: Iterable[str], exempt: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """The mutating and the validating configuration.
 
     Pods are asked about only where they request one of `resources`, so that all others start while nobody answers
-    here (R43a); those that do are refused then, never let through unpinned.
+    here (R43a); those that do are refused then, never let through unpinned. In `exempt` namespaces none is asked
+    about (R44).
     """
     common = {
         "admissionReviewVersions": ["v1"],
@@ -71,6 +74,9 @@ def configurations(endpoint: Endpoint, authority: bytes, resources: Iterable[str
         "rules": [_rule("", "v1", "pods")],
         "matchConditions": [{"name": "asks-for-a-gpu", "expression": asks_for(resources)}],
     }
+    if spared := sorted(exempt):
+        outside = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": spared}
+        pods["namespaceSelector"] = {"matchExpressions": [outside]}
     mutating = common | {"reinvocationPolicy": "Never"}
     return [
         _configuration("MutatingWebhookConfiguration", [mutating | holds, mutating | pods]),

@@ -119,8 +119,9 @@ class Controller:
         host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
         serving = Serving.self_made(_hosts(self._config))
         async with server.serve(host, port, serving.context(), handlers, self.obstacle) as actual:
+            named = f"[{host}]" if ":" in host else host
             endpoint = Endpoint(
-                url=f"https://{url.hostname}:{actual}" if url.hostname else "", service=self._config.webhook_service
+                url=f"https://{named}:{actual}" if url.hostname else "", service=self._config.webhook_service
             )
             async with asyncio.TaskGroup() as group:
                 for informer in self._informers.values():
@@ -155,7 +156,8 @@ class Controller:
         while True:
             self._classes_changed.clear()
             resources = (model.resource_name(cls) for cls in self.books.classes.values())
-            wanted = webhooks.configurations(endpoint, authority, filter(None, resources))
+            exempt = self._config.settings.exempt_namespaces
+            wanted = webhooks.configurations(endpoint, authority, filter(None, resources), exempt)
             for configuration in wanted:
                 if configuration not in written:
                     await trying(self._client.apply, configuration, manager="gpuclaim-controller")

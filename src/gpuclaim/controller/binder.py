@@ -7,16 +7,16 @@ lease surely holds (R39): a claim that changed meanwhile is looked at again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
 from gpuclaim.api import model, names
+from gpuclaim.api.core import Outcome
 from gpuclaim.api.types import GPUClaim, GPUClaimStatus
 from gpuclaim.controller import claim_status
 from gpuclaim.controller.claim_status import SetPod
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _WORKERS: Final = 32
+_SWEEP_STRIDE: Final = 32
+_SWEEP_PAUSE_SECONDS: Final = 0.05
+_FAILED_PAUSE_SECONDS: Final = 2.0
 _RETRIED: Final = (ApiError, UnreachableError, TimeoutError)
 
 
@@ -54,6 +57,7 @@ class Binder:
         self._lease_left = lease_left
         self._queue: WorkQueue[Key] = WorkQueue()
         self._active = False
+        self._split = False
         self._refused: dict[Key, Verdict] = {}
         self._sweep_due = asyncio.Event()
 
@@ -113,33 +117,54 @@ class Binder:
             moves: whole sets.
 
         Raises:
-            MoveError: not all could be stored.
+            MoveError: not all could be stored. Where any was, or may have been, the reservation stays until its time
+                runs out: what was moved may not have come back to the books yet.
         """
-        for move in moves:
-            claim = self._books.claim(move.namespace, move.name)
+        for number, move in enumerate(moves):
+            try:
+                await self._make_move(move)
+            except _RETRIED as error:
+                if number == 0 and isinstance(error, ApiError):
+                    self._books.release(token)
+                raise MoveError(str(error) or "time ran out") from error
+            log.info("%s: moved %s/%s to %s", token, move.namespace, move.name, move.to_node)
+
+    async def _make_move(self, move: Move) -> None:
+        claim = self._books.claim(move.namespace, move.name)
+        for last in (False, True):
             if claim is None or claim.status.node_name != move.from_node:
-                raise MoveError(f"claim {move.namespace}/{move.name} has changed")
+                raise ApiError(Outcome(code=409, reason="Conflict", message=f"claim {move.name!r} has changed"))
             try:
                 await self._write(claim, claim_status.bound(claim, move.to_node, self._now()))
-            except _RETRIED as error:
-                raise MoveError(str(error) or "time ran out") from error
-            log.info("%s: moved %s/%s", token, move.namespace, move.name)
+            except ApiError as error:
+                if error.code != 409 or last:
+                    raise
+                # Its status was written meanwhile, as when a pod ended: look once more.
+                claim = await self._client.get(GPUClaim, move.name, move.namespace)
+            else:
+                return
 
     async def _sweeps(self) -> None:
         while True:
             await self._sweep_due.wait()
             self._sweep_due.clear()
-            try:
-                await self._sweep()
-            except _RETRIED as error:
-                log.warning("claims that wait: %s", error)
-                asyncio.get_running_loop().call_later(1, self._sweep_due.set)
+            if self._split:
+                await self._unite_split_sets()
+            if not await self._sweep() or self._split:
+                asyncio.get_running_loop().call_later(_FAILED_PAUSE_SECONDS, self._sweep_due.set)
+            # Many changes at once are one sweep, and orders are answered between two.
+            await asyncio.sleep(_SWEEP_PAUSE_SECONDS)
 
-    async def _sweep(self) -> None:
-        """Decides the claims that are stored without a place, the oldest first."""
-        for claim in self._books.unbound():
+    async def _sweep(self) -> bool:
+        """Decides the claims that are stored without a place, the oldest first; whether all moves could be made."""
+        well = True
+        for number, claim in enumerate(self._books.unbound()):
+            if number % _SWEEP_STRIDE == _SWEEP_STRIDE - 1:
+                await asyncio.sleep(0)
             key = (claim.metadata.namespace, claim.metadata.name)
-            if claim.metadata.deletion_timestamp is not None or self._books.reservation(claim.metadata.uid) is not None:
+            if self._books.claim(*key) is not claim or self._books.reservation(claim.metadata.uid) is not None:
+                continue
+            if claim.metadata.deletion_timestamp is not None:
                 continue
             verdict = decide(self._books, Order.of(claim), self._now())
             if not verdict.admitted:
@@ -151,19 +176,27 @@ class Binder:
             if verdict.moves:
                 try:
                     await self.make_moves(claim.metadata.uid, verdict.moves)
-                except MoveError:
-                    self._books.release(claim.metadata.uid)
-                    raise TimeoutError(f"the moves for {key[0]}/{key[1]} were not stored") from None
+                except MoveError as error:
+                    log.warning("the moves for %s/%s were not stored: %s", *key, error)
+                    well = False
+                    continue
             self._queue.add(key)
+        return well
 
     async def _unite_split_sets(self) -> None:
+        self._split = False
         for namespace, set_name in self._books.split_sets():
             verdict = place_set(self._books, namespace, set_name, self._now())
             if verdict.admitted and verdict.moves:
                 token = f"unite {namespace}/{set_name}"
                 self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)
-                with contextlib.suppress(MoveError):
+                try:
                     await self.make_moves(token, verdict.moves)
+                except MoveError as error:
+                    log.warning(
+                        "set %s/%s stands on two nodes, and was not brought together: %s", namespace, set_name, error
+                    )
+                    self._split = True
 
     async def _reconcile(self, key: Key) -> None:
         claim = self._books.claim(*key)
@@ -178,8 +211,15 @@ class Binder:
             await self._write_finalizers(claim, [*claim.metadata.finalizers, names.HOLD_FINALIZER])
             return
         status = self._wanted(key, claim)
-        if status is not None:
+        if status is None:
+            return
+        try:
             await self._write(claim, status)
+        except ApiError as error:
+            # The books have the newer object already, and with it this key in the queue.
+            known = self._books.claim(*key)
+            if error.code not in {404, 409} or (known is claim and error.code == 409):
+                raise
 
     def _wanted(self, key: Key, claim: GPUClaim) -> GPUClaimStatus | None:
         now = self._now()
@@ -227,21 +267,8 @@ class Binder:
         meta = claim.metadata
         pinned = {"resourceVersion": meta.resource_version, "uid": meta.uid}
         body = body | {"metadata": body.get("metadata", {}) | pinned}
-        async with self._while_leading():
-            try:
-                await self._client.patch(GPUClaim, meta.name, body, meta.namespace, subresource=subresource)
-            except ApiError as error:
-                if error.code == 404:
-                    return
-                if error.code == 409 and self._books.claim(meta.namespace, meta.name) is not claim:
-                    # The books have the newer object already, and with it this key in the queue.
-                    return
-                raise
-
-    @contextlib.asynccontextmanager
-    async def _while_leading(self) -> AsyncIterator[None]:
         left = self._lease_left()
         if left <= 0:
             raise TimeoutError("the lease does not hold")
         async with asyncio.timeout(left):
-            yield
+            await self._client.patch(GPUClaim, meta.name, body, meta.namespace, subresource=subresource)

@@ -1,0 +1,287 @@
+"""The binder on a simulated apiserver that loses answers, refuses writes, and tells of changes late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuclaim.admission.desk import RESERVED_FOR, MoveError
+from gpuclaim.api import core, names
+from gpuclaim.api.core import ObjectMeta, Outcome
+from gpuclaim.api.types import GPUClaim
+from gpuclaim.controller.binder import Binder
+from gpuclaim.kube.client import ApiError, UnreachableError
+from gpuclaim.placement.books import Books
+from gpuclaim.placement.orders import Order, Verdict
+from gpuclaim.placement.verdict import decide
+from support.cloud import gpu_class
+
+from .test_catalogue import NOW, node, report
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+class World:
+    """Claims as the apiserver stores them, books that mirror them when told to, and a binder between the two."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, GPUClaim] = {}
+        self.books = Books()
+        self.left = 10.0
+        self.fates: list[str] = []
+        self.writes = 0
+        self.version = 0
+        self.told = asyncio.Event()
+        self.binder = Binder(self.books, self, now=lambda: NOW, lease_left=lambda: self.left)  # type: ignore[arg-type]
+        for name in ("gpu-1", "gpu-2"):
+            meta = ObjectMeta(name=name)
+            self.books.apply(msgspec.structs.replace(node(), metadata=meta))
+            self.books.apply(msgspec.structs.replace(report(), metadata=meta))
+        self.books.apply(gpu_class())
+
+    def add(self, name: str, **fields: Any) -> GPUClaim:
+        """A claim comes to be stored, and the books learn of it."""
+        fields = {"count": 1, "set": None, "status": {}, "finalizers": [names.HOLD_FINALIZER]} | fields
+        self.version += 1
+        plain = {
+            "metadata": {
+                "name": name,
+                "namespace": "tenant-a",
+                "uid": f"uid-{name}",
+                "resourceVersion": str(self.version),
+                "finalizers": fields["finalizers"],
+                "creationTimestamp": (NOW + dt.timedelta(seconds=self.version)).isoformat(),
+            },
+            "spec": {"className": "h200", "count": fields["count"], "set": fields["set"]},
+            "status": fields["status"],
+        }
+        self.stored[name] = msgspec.convert(plain, GPUClaim)
+        self.tell(name)
+        return self.stored[name]
+
+    def tell(self, name: str) -> None:
+        """The watch delivers what is stored under the name."""
+        if name in self.stored:
+            self.books.apply(self.stored[name])
+            self.binder.claim_changed(self.stored[name])
+        else:
+            self.books.remove(GPUClaim, "tenant-a", name)
+            self.binder.room_changed()
+
+    # What the binder sees of a Client.
+
+    async def get(self, _: type[GPUClaim], name: str, __: str) -> GPUClaim:
+        return self.stored[name]
+
+    async def patch(
+        self, _: type[GPUClaim], name: str, body: dict[str, Any], namespace: str, *, subresource: str
+    ) -> GPUClaim:
+        fate = self.fates.pop(0) if self.fates else "stored"
+        if fate == "lost":
+            raise UnreachableError("cut off")
+        claim = self.stored.get(name)
+        if claim is None or namespace != "tenant-a":
+            raise ApiError(Outcome(code=404, reason="NotFound"))
+        if fate == "conflict" or body["metadata"]["resourceVersion"] != claim.metadata.resource_version:
+            raise ApiError(Outcome(code=409, reason="Conflict"))
+        assert body["metadata"]["uid"] == claim.metadata.uid
+        self.version += 1
+        self.writes += 1
+        patch = {key: value for key, value in body.items() if key == ("status" if subresource else "metadata")}
+        patch = merged(patch, {"metadata": {"resourceVersion": str(self.version)}})
+        self.stored[name] = msgspec.convert(merged(msgspec.to_builtins(claim), patch), GPUClaim)
+        if subresource == "" and not self.stored[name].metadata.finalizers:
+            deleted = self.stored[name].metadata.deletion_timestamp is not None
+            if deleted:
+                del self.stored[name]
+        if fate == "stored, answer lost":
+            raise UnreachableError("cut off")
+        if fate != "stored, told late":
+            self.tell(name)
+        return claim
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.binder.prepare()
+        task = asyncio.create_task(self.binder.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def admit(self, name: str, count: int = 1, set_name: str | None = None) -> Verdict:
+        """What the desk does with an order that is taken."""
+        order = Order("tenant-a", name, f"uid-{name}", "h200", count, set_name or name)
+        verdict = decide(self.books, order, NOW)
+        assert verdict.admitted
+        self.books.reserve(order, verdict, NOW + RESERVED_FOR)
+        return verdict
+
+    async def until(self, holds: Any) -> None:
+        async with asyncio.timeout(30):
+            while not holds():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    def where(self, name: str) -> str | None:
+        return self.stored[name].status.node_name
+
+
+async def test_what_was_reserved_is_what_is_bound() -> None:
+    world = World()
+    async with world.running():
+        verdict = world.admit("a", count=3)
+        world.add("a", count=3)
+        await world.until(lambda: world.where("a"))
+        assert world.where("a") == verdict.node
+        assert world.books.reservation("uid-a") is None
+        assert world.books.holds_by_node() == {verdict.node: 3}
+
+
+async def test_a_claim_that_is_not_the_admitted_order_is_decided_anew() -> None:
+    world = World()
+    async with world.running():
+        world.admit("a", count=1)
+        world.add("a", count=4)  # another webhook changed it
+        await world.until(lambda: world.where("a"))
+        assert sum(world.books.holds_by_node().values()) == 4
+
+
+async def test_a_lost_answer_binds_once() -> None:
+    world = World()
+    world.fates = ["stored, answer lost", "conflict", "lost"]
+    async with world.running():
+        world.admit("a")
+        world.add("a")
+        await world.until(lambda: not world.fates)
+        assert world.where("a") == "gpu-1"
+        assert world.books.holds_by_node() == {"gpu-1": 1}  # reserved, though the books have not heard of the bind
+        world.tell("a")
+        assert world.books.holds_by_node() == {"gpu-1": 1}
+        assert world.books.reservation("uid-a") is None
+
+
+async def test_nothing_is_written_without_the_lease() -> None:
+    world = World()
+    world.left = 0
+    async with world.running():
+        world.admit("a")
+        world.add("a")
+        await world.until(lambda: world.binder._queue._failures)
+        assert world.where("a") is None
+        world.left = 10
+        await world.until(lambda: world.where("a"))
+
+
+async def test_claims_that_waited_are_bound_oldest_first_and_get_their_finalizer() -> None:
+    world = World()
+    for name in ("first", "second", "third"):
+        world.add(name, count=4, finalizers=[])
+    async with world.running():
+        await world.until(lambda: world.where("first") and world.where("second"))
+        await world.until(lambda: world.stored["third"].status.conditions)
+        third = world.stored["third"].status
+        assert (third.node_name, third.conditions[0].reason) == (None, "InsufficientCapacity")
+        assert all(names.HOLD_FINALIZER in claim.metadata.finalizers for claim in world.stored.values())
+
+
+async def test_a_deleted_claim_is_held_until_its_pod_has_ended() -> None:
+    world = World()
+    async with world.running():
+        world.admit("a")
+        claim = world.add("a")
+        await world.until(lambda: world.where("a"))
+        pod = {
+            "metadata": {"name": "p", "namespace": "tenant-a", "uid": "pod", "labels": {names.VM_NAME_LABEL: "a"}},
+            "spec": {"nodeName": "gpu-1"},
+            "status": {"phase": "Running"},
+        }
+        world.books.apply(msgspec.convert(pod, core.Pod))
+        world.binder.set_changed("tenant-a", "a")
+        await world.until(lambda: world.stored["a"].status.attachment)
+        claim = world.stored["a"]
+        meta = msgspec.structs.replace(claim.metadata, deletion_timestamp=NOW)
+        world.stored["a"] = msgspec.structs.replace(claim, metadata=meta)
+        world.tell("a")
+        await world.until(lambda: world.stored["a"].status.conditions[0].reason == "WaitsForPod")
+        world.books.remove(core.Pod, "tenant-a", "p")
+        world.binder.set_changed("tenant-a", "a")
+        await world.until(lambda: "a" not in world.stored)
+        assert world.books.holds_by_node() == {}
+
+
+BOUND = {"nodeName": "gpu-1", "heldSince": NOW.isoformat()}
+
+
+def moving(world: World) -> Verdict:
+    """A set of two on gpu-1 that has to move to take a third member of three GPUs."""
+    for name in ("one", "two"):
+        world.add(name, set="vm", status=BOUND)
+    order = Order("tenant-a", "three", "uid-three", "h200", 2, "vm")
+    world.add("blocker", status=BOUND)
+    verdict = decide(world.books, order, NOW)
+    assert verdict.admitted
+    assert [move.name for move in verdict.moves] == ["one", "two"]
+    world.books.reserve(order, verdict, NOW + RESERVED_FOR)
+    return verdict
+
+
+async def test_moves_are_stored_and_a_conflict_is_looked_at_again() -> None:
+    world = World()
+    verdict = moving(world)
+    world.fates = ["conflict"]
+    await world.binder.make_moves("uid-three", verdict.moves)
+    assert (world.where("one"), world.where("two")) == ("gpu-2", "gpu-2")
+
+
+async def test_moves_of_which_none_was_stored_leave_nothing_reserved() -> None:
+    world = World()
+    verdict = moving(world)
+    world.fates = ["conflict", "conflict"]
+    with pytest.raises(MoveError):
+        await world.binder.make_moves("uid-three", verdict.moves)
+    assert (world.where("one"), world.where("two")) == ("gpu-1", "gpu-1")
+    assert world.books.holds_by_node() == {"gpu-1": 3}
+
+
+@pytest.mark.parametrize("fates", [["stored, answer lost"], ["stored, told late", "lost"], ["lost"]])
+async def test_while_it_is_not_known_what_moved_both_places_are_taken(fates: list[str]) -> None:
+    world = World()
+    verdict = moving(world)
+    world.fates = fates
+    with pytest.raises(MoveError):
+        await world.binder.make_moves("uid-three", verdict.moves)
+    # However little the books have heard: nothing else may be put where a move may have gone.
+    assert world.books.nodes["gpu-2"].free["nvidia.com/GH100_H200"] == 0
+    assert not decide(world.books, Order("tenant-b", "x", "uid-x", "h200", 3, "x"), NOW).admitted
+    world.books.expire(NOW + RESERVED_FOR)
+    for name in ("one", "two"):
+        world.tell(name)
+    assert sum(world.books.holds_by_node().values()) == 3
+
+
+async def test_a_set_that_stands_on_two_nodes_is_brought_together_before_anything_is_admitted() -> None:
+    world = World()
+    world.add("one", set="vm", count=2, status=BOUND)
+    world.add("two", set="vm", count=1, status=BOUND | {"nodeName": "gpu-2"})
+    await world.binder.prepare()
+    assert world.where("one") == world.where("two")
+    assert world.books.split_sets() == []
