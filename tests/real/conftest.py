@@ -16,7 +16,9 @@ import pytest
 from gpuclaim.kube import config
 from gpuclaim.kube.client import Client
 from gpuclaim.local import kubelet as local_kubelet
+from gpuclaim.local import offers
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
+from gpuclaim.local.kubevirt import KubeVirt
 from gpuclaim.local.slate import Slate
 from support import cloud
 
@@ -93,6 +95,15 @@ def old_crds(old_control_plane: ControlPlane, old_slate: Slate) -> None:
     """The same on the older Kubernetes."""
     _install_crds(old_control_plane)
     old_slate.keep()
+
+
+@pytest.fixture(scope="session")
+def kubevirt(control_plane: ControlPlane, slate: Slate, progress: Callable[[str], None]) -> KubeVirt:
+    """virt-controller and KubeVirt's CRDs, kept from test to test; VMs may have GPUs of `cloud` and of `offers`."""
+    permitted = [cloud.H200, *(offer.resource for offer in offers.CATALOGUE)]
+    installed = asyncio.run(KubeVirt(control_plane, permitted, progress).start())
+    slate.keep()
+    return installed
 
 
 def _install_crds(cluster: ControlPlane) -> None:

@@ -106,7 +106,11 @@ class KubeVirt:
             definitions = await asyncio.to_thread(_definitions, program)
             namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}}
             await asyncio.gather(client.apply(namespace), _install(client, definitions))
-            await client.apply(_configuration(self.namespace, self._resource_names))
+            configuration = _configuration(self.namespace, self._resource_names)
+            await client.apply(configuration)
+            # virt-operator would say so; virt-controller takes no configuration from an object without a phase.
+            deployed = {key: configuration[key] for key in ("apiVersion", "kind", "metadata")}
+            await client.apply(deployed | {"status": {"phase": "Deployed"}}, subresource="status")
         await asyncio.to_thread(self._run, program)
         return self
 
