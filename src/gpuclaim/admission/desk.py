@@ -48,12 +48,14 @@ class Desk:
         obstacle: why no answer may be given now, as for a replica that does not lead; None when nothing is in the way.
         make_moves: stores moves of holds that are reserved under a token, and returns once they are stored; raises
             MoveError, and then has seen to the reservation.
+        being_refused: whether a set (namespace, name) had a pod turned away, and its claims do not all say so yet.
     """
 
     books: Books
     now: Callable[[], dt.datetime]
     obstacle: Callable[[], str | None]
     make_moves: Callable[[str, tuple[Move, ...]], Awaitable[None]]
+    being_refused: Callable[[str, str], bool]
 
     async def hold(self, request: review.Request) -> review.Response:
         """Gives a new GPUClaim the finalizer: it holds until its pod has ended, whatever deletes it (R10a)."""
@@ -85,6 +87,8 @@ class Desk:
         meta = msgspec.structs.replace(typed.metadata, namespace=request.namespace)
         pod = msgspec.structs.replace(typed, metadata=meta)
         now = self.now()
+        if self.being_refused(meta.namespace, model.pod_set(meta.labels) or ""):
+            return _unavailable("the node of the set turned its last pod away, and the set is being placed anew")
         decision = decide_pod(self.books, pod, now)
         if decision is None:
             return review.allow()

@@ -109,7 +109,13 @@ class Controller:
         Raises:
             PortInUseError: the webhook cannot listen.
         """
-        desk = Desk(books=self.books, now=self._now, obstacle=self.obstacle, make_moves=self._binder.make_moves)
+        desk = Desk(
+            books=self.books,
+            now=self._now,
+            obstacle=self.obstacle,
+            make_moves=self._binder.make_moves,
+            being_refused=self._binder.being_refused,
+        )
         handlers = {
             webhooks.ORDERS_PATH: desk.order,
             webhooks.HOLDS_PATH: desk.hold,

@@ -15,15 +15,17 @@ from typing import Final
 import msgspec
 
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
-from gpuclaim.api import model, names
+from gpuclaim.api import core, model, names
 from gpuclaim.api.core import Outcome
 from gpuclaim.api.types import GPUClaim, GPUClaimStatus
 from gpuclaim.controller import claim_status
 from gpuclaim.controller.claim_status import SetPod
 from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.placement import refusals
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
+from gpuclaim.placement.refusals import TurnedAway
 from gpuclaim.placement.verdict import decide, place_set
 
 log = logging.getLogger(__name__)
@@ -59,6 +61,7 @@ class Binder:
         self._active = False
         self._split = False
         self._refused: dict[Key, Verdict] = {}
+        self._turned_away: dict[Key, dict[str, TurnedAway]] = {}
         self._sweep_due = asyncio.Event()
 
     # --- what changed ---------------------------------------------------------------------------------------------
@@ -71,6 +74,24 @@ class Binder:
         if claim.status.node_name is None and self._books.reservation(meta.uid) is None:
             self._sweep_due.set()
         self._queue.add((meta.namespace, meta.name))
+
+    def pod_seen(self, pod: core.Pod) -> None:
+        """A pod is new or has changed; one that kubelet turned away is remembered until it is gone (R37)."""
+        away = refusals.turned_away(pod)
+        if away is not None:
+            self._turned_away.setdefault((away.namespace, away.set_name), {})[pod.metadata.name] = away
+
+    def pod_gone(self, namespace: str, name: str) -> None:
+        """A pod is no more."""
+        for key in [key for key, pods in self._turned_away.items() if key[0] == namespace and name in pods]:
+            del self._turned_away[key][name]
+            if not self._turned_away[key]:
+                del self._turned_away[key]
+
+    def being_refused(self, namespace: str, set_name: str) -> bool:
+        """Whether a pod of the set was turned away, and that is not in the status of all its claims yet."""
+        aways = self._turned_away.get((namespace, set_name), {})
+        return bool(aways) and refusals.pending(self._books.claims_of_set(namespace, set_name), aways.values())
 
     def set_changed(self, namespace: str, set_name: str) -> None:
         """A pod of the set came, went, or has changed."""
@@ -186,17 +207,8 @@ class Binder:
     async def _unite_split_sets(self) -> None:
         self._split = False
         for namespace, set_name in self._books.split_sets():
-            verdict = place_set(self._books, namespace, set_name, self._now())
-            if verdict.admitted and verdict.moves:
-                token = f"unite {namespace}/{set_name}"
-                self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)
-                try:
-                    await self.make_moves(token, verdict.moves)
-                except MoveError as error:
-                    log.warning(
-                        "set %s/%s stands on two nodes, and was not brought together: %s", namespace, set_name, error
-                    )
-                    self._split = True
+            if not await self._place_anew(namespace, set_name, f"unite {namespace}/{set_name}"):
+                self._split = True
 
     async def _reconcile(self, key: Key) -> None:
         claim = self._books.claim(*key)
@@ -210,6 +222,8 @@ class Binder:
             # Made while no admission ran. The answer brings the claim back here.
             await self._write_finalizers(claim, [*claim.metadata.finalizers, names.HOLD_FINALIZER])
             return
+        if await self._refuse(claim):
+            return
         status = self._wanted(key, claim)
         if status is None:
             return
@@ -220,6 +234,41 @@ class Binder:
             known = self._books.claim(*key)
             if error.code not in {404, 409} or (known is claim and error.code == 409):
                 raise
+
+    async def _refuse(self, claim: GPUClaim) -> bool:
+        """Puts the refusal of a node that turned the set's pod away into the claim's status, before anything else.
+
+        Once all claims of the set say so, the set is placed elsewhere if it fits anywhere; whether there was anything
+        to do.
+        """
+        namespace, set_name = claim.metadata.namespace, model.claim_set(claim)
+        aways = self._turned_away.get((namespace, set_name))
+        if not aways:
+            return False
+        for away in aways.values():
+            if refusals.concerns(claim, away):
+                known = refusals.with_refusal(claim, away, self._books.nodes, self._now())
+                await self._write(claim, msgspec.structs.replace(claim.status, refusals=known))
+                log.warning("set %s/%s: node %s turned its pod away: %s", namespace, set_name, away.node, away.reason)
+                return True
+        if not refusals.pending(self._books.claims_of_set(namespace, set_name), aways.values()):
+            await self._place_anew(namespace, set_name, f"refused {namespace}/{set_name}")
+        return False
+
+    async def _place_anew(self, namespace: str, set_name: str, token: str) -> bool:
+        """Brings a set that has no pod to a node that takes it, if there is a better one; whether all went well."""
+        if self._books.in_flight(namespace, set_name):
+            return True
+        verdict = place_set(self._books, namespace, set_name, self._now())
+        if not verdict.admitted or not verdict.moves:
+            return True
+        self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)
+        try:
+            await self.make_moves(token, verdict.moves)
+        except MoveError as error:
+            log.warning("%s: not moved: %s", token, error)
+            return False
+        return True
 
     def _wanted(self, key: Key, claim: GPUClaim) -> GPUClaimStatus | None:
         now = self._now()

@@ -40,6 +40,8 @@ class Mirror(Generic[T]):
         """Enters the object."""
         old_set = self._set_of_pod(obj.metadata.namespace, obj.metadata.name) if self.kind is core.Pod else None
         self.books.apply(obj)
+        if isinstance(obj, core.Pod):
+            self.binder.pod_seen(obj)
         if isinstance(obj, GPUClaim):
             self.binder.claim_changed(obj)
         elif isinstance(obj, GPUNode):
@@ -55,6 +57,7 @@ class Mirror(Generic[T]):
         old_set = self._set_of_pod(namespace, name) if self.kind is core.Pod else None
         self.books.remove(self.kind, namespace, name)
         if self.kind is core.Pod:
+            self.binder.pod_gone(namespace, name)
             self._pod(namespace, {old_set})
             return
         if self.kind is GPUNode:
