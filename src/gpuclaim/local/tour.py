@@ -130,7 +130,8 @@ class _Tour:
         await self._pods_until(lambda pods: not pods, "the launcher pod ends")
         claim = await self._claim(_ALICE, lambda claim: not _is_attached(claim), "is no longer attached")
         _check(claim.status.node_name == node, f"the hold did not stay on {node}")
-        await self._kubectl("get", "vm,gpuclaims", "-n", _ALICE)
+        await self._kubectl("get", "vm", "-n", _ALICE)
+        await self._kubectl("get", "gpuclaims", "-n", _ALICE)
 
     async def _last_gpu(self) -> None:
         await self._tell(
