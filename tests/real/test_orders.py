@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import os
 import signal
 import sys
@@ -367,3 +368,19 @@ async def test_the_catalogue_and_the_nodes_say_how_things_are(hoster: Client) ->
     await cloud.until(hoster, GPUClass, "h200", "", available(Availability.AVAILABLE))
     node = await hoster.get(GPUNode, "gpu-1")
     assert len(node.status.devices) == 2  # the agent's half of the status is left alone
+
+
+async def test_a_vm_that_is_off_leaves_a_drained_node_and_comes_back_elsewhere(
+    hoster: Client, cluster: ControlPlane
+) -> None:
+    async with cloud.running_controller(cluster.kubeconfig, evacuate_after=dt.timedelta(0)):
+        await hoster.create(claim("vm1", count=1))
+        assert (await cloud.until(hoster, GPUClaim, "vm1", "tenant-a", bound)).status.node_name == "gpu-1"
+        await hoster.patch(core.Node, "gpu-1", {"spec": {"unschedulable": True}})
+        moved = await cloud.until(hoster, GPUClaim, "vm1", "tenant-a", condition("Bound", "Moved"))
+        assert moved.status.node_name == "gpu-2"
+        await start(hoster, launcher("virt-launcher-vm1-a", "vm1"))
+        pod = await cloud.until(
+            hoster, core.Pod, "virt-launcher-vm1-a", "tenant-a", lambda found: bool(found.spec.node_name)
+        )
+        assert pod.spec.node_name == "gpu-2"

@@ -71,6 +71,13 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
 @click.option("--lease-name", default="gpuclaim-controller", show_default=True)
 @click.option("--identity", default=app.default_identity, show_default="host name and process id")
 @click.option("--lease-duration", type=click.FloatRange(min=1), default=15, show_default=True, help="Seconds.")
+@click.option(
+    "--evacuate-after",
+    type=click.FloatRange(min=0),
+    default=60,
+    show_default=True,
+    help="Seconds that a node may be down, drained or short of GPUs before holds of VMs that are off leave it.",
+)
 @click.option("--show-counts", is_flag=True, help="The catalogue says how many GPUs of a class are free.")
 @click.option(
     "--silent-after",
@@ -101,6 +108,7 @@ def controller(
     lease_name: str,
     identity: str,
     lease_duration: float,
+    evacuate_after: float,
     show_counts: bool,
     silent_after: float,
     ancestor_label_prefix: str,
@@ -130,6 +138,7 @@ def controller(
         identity=identity,
         timing=timing,
         show_counts=show_counts,
+        evacuate_after=dt.timedelta(seconds=evacuate_after),
         settings=Settings(
             silent_after=dt.timedelta(seconds=silent_after),
             ancestor_label_prefix=ancestor_label_prefix,

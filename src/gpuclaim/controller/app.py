@@ -47,6 +47,7 @@ class ControllerConfig:
         webhook_url: `https://HOST:PORT` by which the apiserver reaches this process; a port of 0 takes a free one.
         webhook_service: instead of an URL, the Service in front of all replicas: (namespace, name, port).
         show_counts: whether the catalogue says how many GPUs there are, or only whether there are any.
+        evacuate_after: how long a node may be unfit before sets whose VMs are off leave it (R36).
         listen: where the webhook listens; of an URL's own host and port by default.
     """
 
@@ -54,6 +55,7 @@ class ControllerConfig:
     webhook_service: tuple[str, str, int] | None = None
     listen: tuple[str, int] = ("0.0.0.0", 9443)  # noqa: S104 - in a pod, every address is the pod's
     show_counts: bool = False
+    evacuate_after: dt.timedelta = dt.timedelta(minutes=1)
     lease_namespace: str = "default"
     lease_name: str = "gpuclaim-controller"
     identity: str = dataclasses.field(default_factory=default_identity)
@@ -76,7 +78,9 @@ class Controller:
         self._elector = Elector(
             client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
         )
-        self._binder = Binder(self.books, client, now=now, lease_left=self._elector.remaining)
+        self._binder = Binder(
+            self.books, client, now=now, lease_left=self._elector.remaining, grace=config.evacuate_after
+        )
         self._reporter = Reporter(
             self.books, client, now=now, lease_left=self._elector.remaining, counts=config.show_counts
         )

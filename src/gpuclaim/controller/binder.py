@@ -22,7 +22,7 @@ from gpuclaim.controller import claim_status
 from gpuclaim.controller.claim_status import SetPod
 from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
-from gpuclaim.placement import refusals
+from gpuclaim.placement import evacuation, refusals
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
 from gpuclaim.placement.refusals import TurnedAway
@@ -36,6 +36,7 @@ _WORKERS: Final = 32
 _SWEEP_STRIDE: Final = 32
 _SWEEP_PAUSE_SECONDS: Final = 0.05
 _FAILED_PAUSE_SECONDS: Final = 2.0
+_EVACUATION_PAUSE_SECONDS: Final = 1.0
 _RETRIED: Final = (ApiError, UnreachableError, TimeoutError)
 
 
@@ -43,7 +44,13 @@ class Binder:
     """Brings every claim's stored status in step with the books."""
 
     def __init__(
-        self, books: Books, client: Client, *, now: Callable[[], dt.datetime], lease_left: Callable[[], float]
+        self,
+        books: Books,
+        client: Client,
+        *,
+        now: Callable[[], dt.datetime],
+        lease_left: Callable[[], float],
+        grace: dt.timedelta = dt.timedelta(minutes=1),
     ) -> None:
         """Sets up.
 
@@ -52,6 +59,7 @@ class Binder:
             client: how statuses are written.
             now: the present moment.
             lease_left: for how many seconds from now on this process may write.
+            grace: how long a node may be unfit before sets that are off leave it.
         """
         self._books = books
         self._client = client
@@ -60,6 +68,7 @@ class Binder:
         self._queue: WorkQueue[Key] = WorkQueue()
         self._active = False
         self._split = False
+        self._watch = evacuation.Watch(grace)
         self._refused: dict[Key, Verdict] = {}
         self._turned_away: dict[Key, dict[str, TurnedAway]] = {}
         self._sweep_due = asyncio.Event()
@@ -125,6 +134,7 @@ class Binder:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._queue.work(self._reconcile, _WORKERS))
                 group.create_task(self._sweeps())
+                group.create_task(self._evacuate())
         finally:
             # A replica that only mirrors keeps no list of things to do: prepare() makes it anew.
             self._active = False
@@ -204,6 +214,14 @@ class Binder:
             self._queue.add(key)
         return well
 
+    async def _evacuate(self) -> None:
+        """Moves sets whose VMs are off away from nodes that cannot run them (R36), one after the other."""
+        while True:
+            for each in self._watch.leaving(self._books, self._now()):
+                token = f"evacuate {each.namespace}/{each.set_name}"
+                await self._place_anew(each.namespace, each.set_name, token, avoid=frozenset({each.node}))
+            await asyncio.sleep(_EVACUATION_PAUSE_SECONDS)
+
     async def _unite_split_sets(self) -> None:
         self._split = False
         for namespace, set_name in self._books.split_sets():
@@ -255,11 +273,11 @@ class Binder:
             await self._place_anew(namespace, set_name, f"refused {namespace}/{set_name}")
         return False
 
-    async def _place_anew(self, namespace: str, set_name: str, token: str) -> bool:
+    async def _place_anew(self, namespace: str, set_name: str, token: str, avoid: frozenset[str] = frozenset()) -> bool:
         """Brings a set that has no pod to a node that takes it, if there is a better one; whether all went well."""
         if self._books.in_flight(namespace, set_name):
             return True
-        verdict = place_set(self._books, namespace, set_name, self._now())
+        verdict = place_set(self._books, namespace, set_name, self._now(), avoid)
         if not verdict.admitted or not verdict.moves:
             return True
         self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)

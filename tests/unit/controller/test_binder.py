@@ -49,7 +49,7 @@ class World:
         self.writes = 0
         self.version = 0
         self.told = asyncio.Event()
-        self.binder = Binder(self.books, self, now=lambda: NOW, lease_left=lambda: self.left)  # type: ignore[arg-type]
+        self.binder = Binder(self.books, self, now=lambda: NOW, lease_left=lambda: self.left, grace=dt.timedelta(0))  # type: ignore[arg-type]
         for name in ("gpu-1", "gpu-2"):
             meta = ObjectMeta(name=name)
             self.books.apply(msgspec.structs.replace(node(), metadata=meta))
@@ -276,6 +276,36 @@ async def test_while_it_is_not_known_what_moved_both_places_are_taken(fates: lis
     for name in ("one", "two"):
         world.tell(name)
     assert sum(world.books.holds_by_node().values()) == 3
+
+
+async def test_sets_that_are_off_leave_a_node_that_fails_and_running_ones_stay() -> None:
+    world = World()
+    world.add("off", set="off", count=2, status=BOUND)
+    world.add("on", set="on", status=BOUND)
+    pod = {
+        "metadata": {"name": "p", "namespace": "tenant-a", "uid": "pod", "labels": {names.VM_NAME_LABEL: "on"}},
+        "spec": {"nodeName": "gpu-1"},
+        "status": {"phase": "Running"},
+    }
+    world.books.apply(msgspec.convert(pod, core.Pod))
+    async with world.running():
+        down = node()
+        status = msgspec.structs.replace(down.status, conditions=[core.NodeCondition(type="Ready", status="False")])
+        world.books.apply(msgspec.structs.replace(down, status=status))
+        await world.until(lambda: world.where("off") == "gpu-2")
+        assert world.where("on") == "gpu-1"
+
+
+async def test_as_few_leave_as_a_lost_device_needs() -> None:
+    world = World()
+    world.add("big", set="big", count=3, status=BOUND)
+    world.add("small", set="small", count=1, status=BOUND)
+    async with world.running():
+        world.books.apply(report(unhealthy=1))
+        await world.until(lambda: world.where("small") == "gpu-2")
+        await asyncio.sleep(0)
+        assert world.where("big") == "gpu-1"
+        assert world.books.nodes["gpu-1"].free["nvidia.com/GH100_H200"] == 0
 
 
 async def test_a_set_that_stands_on_two_nodes_is_brought_together_before_anything_is_admitted() -> None:
