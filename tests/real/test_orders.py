@@ -384,3 +384,31 @@ async def test_a_vm_that_is_off_leaves_a_drained_node_and_comes_back_elsewhere(
             hoster, core.Pod, "virt-launcher-vm1-a", "tenant-a", lambda found: bool(found.spec.node_name)
         )
         assert pod.spec.node_name == "gpu-2"
+
+
+@pytest.mark.usefixtures("controller")
+async def test_a_quota_shows_how_much_of_the_budget_is_used(hoster: Client) -> None:
+    def used(count: int) -> Callable[[core.ResourceQuota], bool]:
+        return lambda quota: quota.status.used.get(f"{names.GROUP}/h200") == str(count)
+
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "gpus", "namespace": "tenant-a"},
+        "spec": {"hard": {f"{names.GROUP}/h200": "3", f"{names.GROUP}/total": "4", "pods": "10"}},
+    }
+    await hoster.request("POST", "/api/v1/namespaces/tenant-a/resourcequotas", body=quota)
+    await cloud.until(hoster, core.ResourceQuota, "gpus", "tenant-a", used(0))
+    await hoster.create(claim("vm1", count=2))
+    shown = await cloud.until(hoster, core.ResourceQuota, "gpus", "tenant-a", used(2))
+    assert shown.status.hard[f"{names.GROUP}/h200"] == "3"
+    assert shown.status.used[f"{names.GROUP}/total"] == "2"
+    # Kubernetes' own quota controller writes the same status: a pod makes it do so, and our keys stay.
+    await start(hoster, launcher("plain", "other", gpus=0))
+    both = await cloud.until(
+        hoster, core.ResourceQuota, "gpus", "tenant-a", lambda quota: quota.status.used.get("pods") == "1"
+    )
+    assert both.status.used[f"{names.GROUP}/h200"] == "2"
+    error = await refusal(hoster.create(claim("vm2", count=2)))
+    assert error.reason == "OverBudget"
+    assert "leaves 1" in str(error)

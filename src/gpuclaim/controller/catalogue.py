@@ -1,16 +1,17 @@
-"""What the status of a GPUClass and the conditions of a GPUNode must say (R16), from the books. Pure."""
+"""What the status of a GPUClass, the conditions of a GPUNode and a quota's use must say, from the books. Pure."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpuclaim.api import model
+from gpuclaim.api import core, model
 from gpuclaim.api.core import Status
 from gpuclaim.api.reasons import NodeConditionType, NodeReason
 from gpuclaim.api.types import Condition, GPUClass, GPUClassStatus, GPUNode
+from gpuclaim.placement.budget import Limit
 from gpuclaim.placement.facts import NodeFacts
 from gpuclaim.placement.supply import Supply
 
@@ -47,6 +48,35 @@ def node_conditions(report: GPUNode, node: NodeFacts, now: dt.datetime) -> list[
         )
         conditions = model.with_condition(conditions, new)
     return conditions
+
+
+def budget_use(limits: Iterable[Limit]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+    """What each quota's status must say of our keys (R33), as (namespace, name) → {hard, used} → key → quantity."""
+    found: dict[tuple[str, str], dict[str, dict[str, str]]] = {}
+    for limit in limits:
+        status = found.setdefault((limit.namespace, limit.quota), {"hard": {}, "used": {}})
+        status["hard"][limit.key] = str(limit.hard)
+        status["used"][limit.key] = str(limit.used)
+    return found
+
+
+def without_known(
+    wanted: Mapping[str, Mapping[str, str]], known: core.ResourceQuotaStatus
+) -> dict[str, dict[str, str]]:
+    """The part of a quota's status that is not stored yet."""
+    stored = {"hard": known.hard, "used": known.used}
+    return {
+        part: new
+        for part, keys in wanted.items()
+        if (new := {key: value for key, value in keys.items() if _number(stored[part].get(key)) != int(value)})
+    }
+
+
+def _number(quantity: str | int | None) -> int | None:
+    try:
+        return core.whole(quantity) if quantity is not None else None
+    except ValueError:
+        return None
 
 
 _Said = tuple[Status, NodeReason, str]

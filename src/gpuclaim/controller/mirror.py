@@ -47,6 +47,9 @@ class Mirror(Generic[T]):
         elif isinstance(obj, GPUNode):
             self.reporter.node_changed(obj)
             self._room()
+        elif isinstance(obj, core.ResourceQuota):
+            self.reporter.quota_changed(obj)
+            self._room()
         elif isinstance(obj, core.Pod):
             self._pod(obj.metadata.namespace, {old_set, model.pod_set(obj.metadata.labels)})
         else:
@@ -62,6 +65,8 @@ class Mirror(Generic[T]):
             return
         if self.kind is GPUNode:
             self.reporter.node_gone(name)
+        elif self.kind is core.ResourceQuota:
+            self.reporter.quota_gone(namespace, name)
         self._room()
 
     def _set_of_pod(self, namespace: str, name: str) -> str | None:

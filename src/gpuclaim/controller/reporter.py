@@ -1,4 +1,4 @@
-"""Keeps the status of classes and the conditions of nodes as the books have them; writes only what has changed."""
+"""Keeps what others read of the books true: class status, node conditions, the use of budgets; writes only changes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gpuclaim.api import core
 from gpuclaim.api.types import GPUClass, GPUNode
 from gpuclaim.controller import catalogue
 from gpuclaim.controller.claim_status import merge_patch
@@ -19,12 +20,14 @@ from gpuclaim.placement.supply import supply
 
 log = logging.getLogger(__name__)
 
+_Kind = type[GPUClass] | type[GPUNode] | type[core.ResourceQuota]
+
 _PAUSE_SECONDS: Final = 0.5
 """Between two looks: a burst of orders becomes one write a class."""
 
 
 class Reporter:
-    """Writes GPUClass.status and GPUNode.status.conditions, on the leader only."""
+    """Writes GPUClass.status, GPUNode.status.conditions and our keys of ResourceQuota.status, on the leader only."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Reporter:
         self._lease_left = lease_left
         self._counts = counts
         self._reports: dict[str, GPUNode] = {}
+        self._quotas: dict[tuple[str, str], core.ResourceQuota] = {}
 
     def node_changed(self, report: GPUNode) -> None:
         """A GPUNode is new or has changed."""
@@ -52,6 +56,14 @@ class Reporter:
     def node_gone(self, name: str) -> None:
         """A GPUNode is no more."""
         self._reports.pop(name, None)
+
+    def quota_changed(self, quota: core.ResourceQuota) -> None:
+        """A ResourceQuota is new or has changed."""
+        self._quotas[quota.metadata.namespace, quota.metadata.name] = quota
+
+    def quota_gone(self, namespace: str, name: str) -> None:
+        """A ResourceQuota is no more."""
+        self._quotas.pop((namespace, name), None)
 
     async def run(self) -> None:
         """Looks at all that is known whenever the books have changed, until cancelled."""
@@ -66,13 +78,14 @@ class Reporter:
 
     async def _write_all(self) -> bool:
         """Whether all that had changed could be written."""
-        wanted: list[tuple[type[GPUClass | GPUNode], str, dict[str, Any]]] = []
+        wanted: list[tuple[_Kind, str, str, dict[str, Any]]] = []
         for name, cls in self._books.classes.items():
             there_is = supply(self._books, name, self._now())
             if there_is is not None:
                 wanted.append(
                     (
                         GPUClass,
+                        "",
                         name,
                         merge_patch(cls.status, catalogue.class_status(cls, there_is, counts=self._counts)),
                     )
@@ -82,17 +95,22 @@ class Reporter:
             if node is not None:
                 conditions = catalogue.node_conditions(report, node, self._now())
                 after = msgspec.structs.replace(report.status, conditions=conditions)
-                wanted.append((GPUNode, name, merge_patch(report.status, after)))
-        written = [await self._write(kind, name, patch) for kind, name, patch in wanted if patch]
+                wanted.append((GPUNode, "", name, merge_patch(report.status, after)))
+        for (namespace, name), status in catalogue.budget_use(self._books.budgets.quotas()).items():
+            quota = self._quotas.get((namespace, name))
+            if quota is not None:
+                patch = catalogue.without_known(status, quota.status)
+                wanted.append((core.ResourceQuota, namespace, name, patch))
+        written = [await self._write(*each) for each in wanted if each[-1]]
         return all(written)
 
-    async def _write(self, kind: type[GPUClass | GPUNode], name: str, patch: dict[str, Any]) -> bool:
+    async def _write(self, kind: _Kind, namespace: str, name: str, patch: dict[str, Any]) -> bool:
         left = self._lease_left()
         if left <= 0:
             return False
         try:
             async with asyncio.timeout(left):
-                await self._client.patch(kind, name, {"status": patch}, subresource="status")
+                await self._client.patch(kind, name, {"status": patch}, namespace, subresource="status")
         except (ApiError, UnreachableError, TimeoutError) as error:
             if isinstance(error, ApiError) and error.code == 404:
                 return True
