@@ -20,6 +20,7 @@ import click
 from gpuclaim.local import build, cloud, kubevirt, offers, toolchain, tour
 from gpuclaim.local.cloud import Cloud, CloudError, Stage
 from gpuclaim.local.process import ProcessError
+from gpuclaim.local.simulated_node import UNHEALTHY
 from gpuclaim.local.toolchain import ToolchainError
 
 _EXPECTED: Final = (
@@ -181,6 +182,8 @@ def _say_what_stands(stands: Cloud) -> None:
         ("one that is refused, and why", f"kubectl create -n tenant-b -f {examples}/too-many.yaml"),
         ("a VM on the node of its hold", f"kubectl create -n tenant-a -f {examples}/vm.yaml"),
         ("its pod", "kubectl get pods -n tenant-a -o wide"),
+        ("a GPU fails, as its driver sees it", f"kubectl annotate node gpu-1 {UNHEALTHY}=0000:18:00.0"),
+        ("what its agent says of it", "kubectl get gpunodes"),
     ):
         click.echo(f"  # {why}\n  {command}")
     click.echo(f"\nLogs: {cloud.shown(folder / 'logs')}")

@@ -29,6 +29,7 @@ DEFAULT_KUBERNETES = "1.37"
 _REPORT_EVERY = 5.0  # seconds between two lines of progress
 _NOT_SOURCES = {".md", ".py"}
 _NETWORK = re.compile(r"dial tcp|proxy|lookup |timeout|connection")
+_PACKAGE = re.compile(r"\S+\n")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -212,7 +213,9 @@ def _build(component: Component, go: Path, target: Path, title: str, progress: P
                 assert process.stdout
                 for line in process.stdout:
                     lines += 1
-                    ending.append(line.rstrip())
+                    # Of thousands of packages' names nothing is learnt; what went wrong may stand before them.
+                    if not _PACKAGE.fullmatch(line):
+                        ending.append(line.rstrip())
             except BaseException:
                 process.kill()
                 raise
