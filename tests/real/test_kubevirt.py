@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpuclaim.api import core, names
@@ -26,6 +27,7 @@ async def client(cluster: ControlPlane) -> AsyncIterator[Client]:
     async with Client(config.load(cluster.kubeconfig)) as opened:
         await cloud.add_namespace(opened, "tenant-a")
         yield opened
+        await machines.remove_all(opened)
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ async def hoster(client: Client) -> AsyncIterator[Client]:
             machines.running(VirtHandlerStandIn().run(client)),
         ):
             yield client
+            await machines.remove_all(client)
 
 
 async def test_a_vm_with_a_gpu_gives_a_launcher_pod_that_asks_for_it(client: Client) -> None:
@@ -92,13 +95,29 @@ async def test_a_vm_whose_pod_is_deleted_starts_again(hoster: Client) -> None:
     await cloud.until(hoster, VirtualMachine, "vm1", "tenant-a", says("Running"))
 
 
+async def test_a_vm_that_is_switched_off_and_at_once_on_starts_when_its_old_pod_is_gone(hoster: Client) -> None:
+    await hoster.apply(machines.machine("vm3", H200.resource))
+    await cloud.until(hoster, VirtualMachine, "vm3", "tenant-a", says("Running"))
+    first = await machines.until_one(hoster, Pod, "tenant-a", launches("vm3"))
+    await machines.switch(hoster, "vm3", "Halted")
+    await cloud.until(hoster, machines.Instance, "vm3", "tenant-a", lambda found: found.metadata.deletion_timestamp)
+    await machines.switch(hoster, "vm3", "Always")
+    await machines.until_one(hoster, core.Pod, "tenant-a", lambda found: found.metadata.uid != first.metadata.uid)
+    left, _ = await hoster.list(core.Pod, "tenant-a")
+    assert first.metadata.uid not in {pod.metadata.uid for pod in left}
+
+
 async def test_a_second_start_changes_nothing_that_is_there(kubevirt: KubeVirt, client: Client) -> None:
-    resource = await client.discover("kubevirt.io/v1", "KubeVirt")
-    path = resource.path(kubevirt.namespace, "kubevirt")
-    before, pid = await client.request("GET", path), kubevirt.process.pid
+    before, pid = await _configuration(kubevirt, client), kubevirt.process.pid
     await kubevirt.stop()
     await kubevirt.start()
     assert kubevirt.process.pid != pid
-    assert await client.request("GET", path) == before
+    assert await _configuration(kubevirt, client) == before
     await client.apply(machines.machine("vm1", H200.resource))
     await machines.until_one(client, core.Pod, "tenant-a", lambda found: names.VM_NAME_LABEL in found.metadata.labels)
+
+
+async def _configuration(kubevirt: KubeVirt, client: Client) -> tuple[str, int]:
+    resource = await client.discover("kubevirt.io/v1", "KubeVirt")
+    found = msgspec.json.decode(await client.request("GET", resource.path(kubevirt.namespace, "kubevirt")))
+    return found["metadata"]["uid"], found["metadata"]["generation"]

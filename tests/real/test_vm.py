@@ -40,6 +40,7 @@ async def hoster(cluster: ControlPlane) -> AsyncIterator[Client]:
                 cloud.running_controller(cluster.kubeconfig),
             ):
                 yield client
+                await machines.remove_all(client)
 
 
 async def test_a_vm_starts_where_its_gpu_is_held_also_after_it_was_off(hoster: Client) -> None:

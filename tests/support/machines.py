@@ -19,6 +19,7 @@ from gpuclaim.local import kubevirt
 from gpuclaim.local.offers import NodePlan
 from gpuclaim.local.simulated_kubelet import Pod
 from gpuclaim.local.simulated_node import Ground, SimulatedNode
+from support import cloud
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -130,6 +131,35 @@ async def until_one(
                     obj = msgspec.json.decode(item, type=type_)
                     if kind in {"ADDED", "MODIFIED"} and holds(obj):
                         return obj
+
+
+async def remove_all(client: Client) -> None:
+    """Delete every VM and return when they, their instances and their pods are gone.
+
+    A `Slate` that is wiped while VMs are there races with virt-controller, which makes anew what it misses.
+    """
+    found, _ = await client.list(VirtualMachine)
+    for each in found:
+        await client.delete(VirtualMachine, each.metadata.name, each.metadata.namespace)
+    for type_ in (VirtualMachine, Instance):
+        await _until_none(client, type_)
+    for each in found:
+        pods, _ = await client.list(Pod, each.metadata.namespace)
+        for pod in pods:
+            if pod.metadata.labels.get(names.VM_NAME_LABEL) == each.metadata.name:
+                await cloud.until_gone(client, Pod, pod.metadata.name, pod.metadata.namespace)
+
+
+async def _until_none(client: Client, type_: type[msgspec.Struct], seconds: float = 60) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            found, version = await client.list(type_)
+            if not found:
+                return
+            async with contextlib.aclosing(client.watch(resource_of(type_), since=version)) as changes:
+                async for kind, _ in changes:
+                    if kind == "DELETED":
+                        break
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import http.client
 import json
 import logging
@@ -46,6 +47,7 @@ NODE_DEVICES: Final[Mapping[str, int]] = dict.fromkeys(
 _log: Final = logging.getLogger(__name__)
 _DEFINITIONS: Final = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_FINALIZER: Final = "kubevirt.io/foregroundDeleteVirtualMachine"  # virt-controller takes it away again
 _RETRY_SECONDS: Final = 0.5
 _ESTABLISHED_SECONDS: Final = 60
 
@@ -165,8 +167,8 @@ class VirtHandlerStandIn:
     """A stand-in for virt-handler on every node: it says that guests run, which do not exist.
 
     virt-handler starts the guest once the launcher pod is ready (phase Scheduled), and shuts it down when its
-    VirtualMachineInstance is deleted. The stand-in says the same of it, at once: Running, then Succeeded. All
-    else (pods, conditions, finalizers, a VM's status) is the real virt-controller's doing.
+    VirtualMachineInstance is deleted. The stand-in says the same of it, at once: Running, then Succeeded. It also adds
+    the finalizer that virt-api would add. All else (pods, conditions, a VM's status) is the real virt-controller's.
     """
 
     def __init__(self) -> None:
@@ -192,11 +194,24 @@ class VirtHandlerStandIn:
             return
         meta = vmi.metadata
         # virt-controller writes to the same object: only what was seen may change.
-        patch = [
+        now = dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        patch: list[dict[str, Any]] = [
             {"op": "test", "path": "/metadata/uid", "value": meta.uid},
             {"op": "test", "path": "/status/phase", "value": vmi.status.phase},
             {"op": "replace", "path": "/status/phase", "value": phase},
+            # A VM that was never seen running is taken for one that fails to start: its next start is put off.
+            {
+                "op": "add",
+                "path": "/status/phaseTransitionTimestamps/-",
+                "value": {"phase": phase, "phaseTransitionTimestamp": now},
+            },
         ]
+        if phase == "Running" and _FINALIZER not in meta.finalizers:
+            # virt-api would have set it: the instance stays until its pods are gone, and is not started anew before.
+            patch += [
+                {"op": "test", "path": "/metadata/resourceVersion", "value": meta.resource_version},
+                {"op": "add", "path": "/metadata/finalizers", "value": [*meta.finalizers, _FINALIZER]},
+            ]
         try:
             await client.patch(VirtualMachineInstance, meta.name, patch, meta.namespace, content=Content.JSON)
         except (ApiError, UnreachableError) as error:
