@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from gpuclaim.local import cloud, offers
 from gpuclaim.local.cloud import BUDGET, TENANTS, Cloud
 
 T = TypeVar("T", bound=msgspec.Struct)
+Found = TypeVar("Found")
 
 _WIDTH: Final = 80
 _PATIENCE: Final = 60.0
@@ -206,7 +207,9 @@ class _Tour:
 
         return await self._until(core.Pod, _ALICE, look, what)
 
-    async def _until(self, type_: type[T], namespace: str, look: Callable[[Sequence[T]], Any], what: str) -> Any:  # noqa: ANN401
+    async def _until(
+        self, type_: type[T], namespace: str, look: Callable[[Sequence[T]], Found | None], what: str
+    ) -> Found:
         """What `look` answers first that is not None, of all objects of a kind; watched, not polled."""
         try:
             async with asyncio.timeout(_PATIENCE):
