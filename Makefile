@@ -1,7 +1,7 @@
 # The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench lint fmt lock crds proto clean
+.PHONY: help up test check bench lint fmt lock crds proto docs clean
 
 CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
@@ -44,6 +44,9 @@ crds: $(READY) ## write the CRDs into the chart, after a change of the API's typ
 
 proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
 	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto
+
+docs: $(READY) ## write docs/reference/api.md, after a change of the API's types
+	@$(VENV)/bin/python docs/reference/generate.py
 
 clean: ## forget the virtual environment (the cache of built binaries stays)
 	rm -rf $(VENV) build dist
