@@ -95,6 +95,17 @@ async def test_a_vm_whose_pod_is_deleted_starts_again(hoster: Client) -> None:
     await cloud.until(hoster, VirtualMachine, "vm1", "tenant-a", says("Running"))
 
 
+async def test_a_vm_whose_pod_fails_while_it_runs_starts_again(hoster: Client) -> None:
+    await hoster.apply(machines.machine("vm1", H200.resource))
+    await cloud.until(hoster, VirtualMachine, "vm1", "tenant-a", says("Running"))
+    first = await machines.until_one(hoster, Pod, "tenant-a", launches("vm1"))
+    # What a real kubelet says of a pod that it cannot take back after its own restart.
+    failed = {"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Pod was rejected"}}
+    await hoster.patch(core.Pod, first.metadata.name, failed, "tenant-a", subresource="status")
+    await machines.until_one(hoster, Pod, "tenant-a", launches("vm1", but=first.metadata.uid))
+    await cloud.until(hoster, VirtualMachine, "vm1", "tenant-a", says("Running"))
+
+
 async def test_a_vm_that_is_switched_off_and_at_once_on_starts_when_its_old_pod_is_gone(hoster: Client) -> None:
     await hoster.apply(machines.machine("vm3", H200.resource))
     await cloud.until(hoster, VirtualMachine, "vm3", "tenant-a", says("Running"))

@@ -147,10 +147,18 @@ class KubeVirt:
         self._process.wait_until(lambda: _leads(port, self._cluster.authority.file))
 
 
+class VirtualMachineInstanceCondition(Struct, frozen=True, kw_only=True):
+    """kubevirt.io/v1 VirtualMachineInstanceCondition."""
+
+    type: str
+    reason: str = ""
+
+
 class VirtualMachineInstanceStatus(Struct, frozen=True, kw_only=True):
     """kubevirt.io/v1 VirtualMachineInstanceStatus."""
 
     phase: str = ""
+    conditions: list[VirtualMachineInstanceCondition] = []
 
 
 class VirtualMachineInstance(Struct, frozen=True, kw_only=True):
@@ -167,8 +175,10 @@ class VirtHandlerStandIn:
     """A stand-in for virt-handler on every node: it says that guests run, which do not exist.
 
     virt-handler starts the guest once the launcher pod is ready (phase Scheduled), and shuts it down when its
-    VirtualMachineInstance is deleted. The stand-in says the same of it, at once: Running, then Succeeded. It also adds
-    the finalizer that virt-api would add. All else (pods, conditions, a VM's status) is the real virt-controller's.
+    VirtualMachineInstance is deleted. The stand-in says the same of it, at once: Running, then Succeeded; and Failed
+    where the pod ends under it, also where that is deleted, which a real guest may survive long enough to shut down. It
+    also adds the finalizer that virt-api would add. All else (pods, conditions, a VM's status) is the real
+    virt-controller's.
     """
 
     def __init__(self) -> None:
@@ -227,6 +237,9 @@ def _next_phase(vmi: VirtualMachineInstance) -> str | None:
         return None
     if vmi.metadata.deletion_timestamp is not None:
         return "Succeeded"
+    # virt-controller's word for a pod that is in a final phase or being deleted; it leaves the phase to virt-handler.
+    if any((each.type, each.reason) == ("Ready", "PodTerminating") for each in vmi.status.conditions):
+        return "Failed"
     return "Running" if vmi.status.phase == "Scheduled" else None
 
 
