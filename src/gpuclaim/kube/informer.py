@@ -70,6 +70,7 @@ class Informer(Generic[T]):
         self._peek = msgspec.json.Decoder(_Named)
         self._known: dict[_Key, str] = {}
         self._stale = True
+        self._failing = False
         self._watching: asyncio.Task[None] | None = None
         self._listed = asyncio.Condition()
         self._started = 0
@@ -99,6 +100,8 @@ class Informer(Generic[T]):
         try:
             if self._stale:
                 await self._list()
+            if self._stale:
+                return  # resync() came while the list was under way, and wants another
             self._watching = asyncio.create_task(self._watch())
             await self._watching
         except ApiError as error:
@@ -113,7 +116,16 @@ class Informer(Generic[T]):
 
     def _say(self, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        log.warning("%s: %s; trying again", self._resource.plural, error)
+        # Once for each outage: every kind has an informer, and each tries again for as long as it takes.
+        log.log(
+            logging.DEBUG if self._failing else logging.WARNING, "%s: %s; trying again", self._resource.plural, error
+        )
+        self._failing = True
+
+    def _works(self) -> None:
+        if self._failing:
+            log.info("%s: answered again", self._resource.plural)
+            self._failing = False
 
     async def _list(self) -> None:
         self._stale = False
@@ -124,6 +136,7 @@ class Informer(Generic[T]):
         except BaseException:
             self._stale = True
             raise
+        self._works()
         metas = [self._peek.decode(item).metadata for item in items]
         present = {(meta.namespace, meta.name): meta.uid for meta in metas}
         # What is gone first: it frees what the rest may already be using.
@@ -141,6 +154,7 @@ class Informer(Generic[T]):
         events = self._client.watch(self._resource, self._namespace, since=self.version, field_selector=self._selector)
         async with contextlib.aclosing(events):
             async for kind, item in events:
+                self._works()
                 meta = self._peek.decode(item).metadata
                 if kind == "DELETED":
                     self._forget((meta.namespace, meta.name))

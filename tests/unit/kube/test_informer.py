@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -125,11 +126,13 @@ async def test_an_object_that_cannot_be_read_hides_no_other() -> None:
         assert heard.words == ["a=1", "b=2", "-b", "a=8"]
 
 
-async def test_a_list_that_fails_is_tried_again() -> None:
+async def test_a_list_that_fails_is_tried_again_and_an_outage_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     script, heard = Script(), Heard()
     script.lists = [UnreachableError("down"), ApiError(Outcome(code=500)), ([namespace("a", 1)], "5")]
     async with running(script, heard):
         assert heard.words == ["a=1"]
+    assert caplog.messages == ["namespaces: down; trying again", "namespaces: answered again"]
 
 
 async def test_resync_waits_for_a_list_that_began_after_it() -> None:
@@ -138,3 +141,31 @@ async def test_resync_waits_for_a_list_that_began_after_it() -> None:
     async with running(script, heard) as informer:
         await informer.resync()
         assert heard.words == ["a=1", "a=6"]
+
+
+async def test_resync_during_a_list_waits_for_the_next_one() -> None:
+    class Slow(Script):
+        """Its first list is answered when it is let."""
+
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def list_raw(self, _: Resource, __: str, *, field_selector: str) -> tuple[list[msgspec.Raw], str]:
+            answer = await super().list_raw(_, __, field_selector=field_selector)
+            self.asked.set()
+            await self.may_answer.wait()
+            return answer
+
+    script, heard = Slow(), Heard()
+    script.lists = [([namespace("a", 1)], "5"), ([namespace("a", 6)], "9")]
+    informer = Informer(script, core.Namespace, heard)  # type: ignore[arg-type]
+    task = asyncio.create_task(informer.run())
+    await script.asked.wait()
+    resync = asyncio.create_task(informer.resync())
+    await asyncio.sleep(0)
+    script.may_answer.set()
+    async with asyncio.timeout(5):
+        await resync
+    assert heard.words == ["a=1", "a=6"]
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
