@@ -208,8 +208,22 @@ async def test_claims_of_one_set_at_once_end_on_one_node(hoster: Client) -> None
     taken = [result.metadata.name for result in results if isinstance(result, GPUClaim)]
     stored = [await cloud.until(hoster, GPUClaim, name, "tenant-a", bound) for name in taken]
     assert len({found.status.node_name for found in stored}) == 1
-    # What is admitted and not stored yet is not moved: gpu-1 takes two, and the others are refused or come later.
-    assert len(stored) >= 2
+    # gpu-1 takes two, and the set moves to gpu-2 for two more.
+    assert len(stored) == 4
+
+
+@pytest.mark.usefixtures("controller")
+async def test_two_members_at_once_of_which_one_has_to_move_for_the_other(hoster: Client) -> None:
+    for attempt in range(5):
+        orders = [claim(f"{attempt}-{n}", count=2, set=f"vm{attempt}") for n in range(2)]
+        await asyncio.gather(*(hoster.create(order) for order in orders))
+        for order in orders:
+            name = order.metadata.name
+            assert (await cloud.until(hoster, GPUClaim, name, "tenant-a", bound)).status.node_name == "gpu-2"
+        for order in orders:
+            await hoster.delete(GPUClaim, order.metadata.name, "tenant-a")
+            await cloud.until_gone(hoster, GPUClaim, order.metadata.name, "tenant-a")
+        await _until_fits(hoster, claim("probe", count=4))
 
 
 @pytest.mark.usefixtures("controller")
@@ -340,6 +354,15 @@ async def test_a_node_that_is_cordoned_takes_no_new_hold(hoster: Client) -> None
     error = await refusal(_until_refused(hoster, claim("big", count=3)))
     assert error.reason == "InsufficientCapacity"
     await hoster.create(claim("small", count=2))
+
+
+async def _until_fits(client: Client, order: GPUClaim) -> None:
+    """Until what was given back is known."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(ApiError):
+                await client.create(order, dry_run=True)
+                return
 
 
 async def _until_refused(client: Client, order: GPUClaim) -> None:

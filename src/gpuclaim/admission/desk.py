@@ -48,6 +48,8 @@ class Desk:
         obstacle: why no answer may be given now, as for a replica that does not lead; None when nothing is in the way.
         make_moves: stores moves of holds that are reserved under a token, and returns once they are stored; raises
             MoveError, and then has seen to the reservation.
+        settled: returns once nothing of a set (namespace, name) is admitted or moved and not stored yet; False when
+            that takes too long.
         being_refused: whether a set (namespace, name) had a pod turned away, and its claims do not all say so yet.
     """
 
@@ -56,6 +58,7 @@ class Desk:
     obstacle: Callable[[], str | None]
     make_moves: Callable[[str, tuple[Move, ...]], Awaitable[None]]
     being_refused: Callable[[str, str], bool]
+    settled: Callable[[str, str], Awaitable[bool]]
 
     async def hold(self, request: review.Request) -> review.Response:
         """Gives a new GPUClaim the finalizer: it holds until its pod has ended, whatever deletes it (R10a)."""
@@ -70,6 +73,13 @@ class Desk:
             return _unavailable(obstacle)
         order = Order.of(msgspec.json.decode(request.object, type=GPUClaim))
         verdict = decide(self.books, order, self.now())
+        while not verdict.admitted and self.books.in_flight(order.namespace, order.set_name):
+            # The set's members come at once: what is on its way cannot be moved yet, and can in a moment.
+            if not await self.settled(order.namespace, order.set_name):
+                break
+            if obstacle := self.obstacle():
+                return _unavailable(obstacle)
+            verdict = decide(self.books, order, self.now())
         _say_order(request, order, verdict, time.perf_counter() - started)
         if not verdict.admitted:
             return _refused(order, verdict)

@@ -119,6 +119,7 @@ class Controller:
             obstacle=self.obstacle,
             make_moves=self._binder.make_moves,
             being_refused=self._binder.being_refused,
+            settled=self._binder.settled,
         )
         handlers = {
             webhooks.ORDERS_PATH: desk.order,

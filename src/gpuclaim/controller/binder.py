@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 _WORKERS: Final = 32
+_SETTLE_SECONDS: Final = 3.0
 _SWEEP_STRIDE: Final = 32
 _SWEEP_PAUSE_SECONDS: Final = 0.05
 _FAILED_PAUSE_SECONDS: Final = 2.0
@@ -66,6 +67,7 @@ class Binder:
         self._now = now
         self._lease_left = lease_left
         self._queue: WorkQueue[Key] = WorkQueue()
+        self._told = asyncio.Event()
         self._active = False
         self._split = False
         self._watch = evacuation.Watch(grace)
@@ -77,6 +79,9 @@ class Binder:
 
     def claim_changed(self, claim: GPUClaim) -> None:
         """A claim is new or has changed."""
+        # Whoever waits sees the books as they are now; the next one waits for the next change.
+        self._told.set()
+        self._told = asyncio.Event()
         if not self._active:
             return
         meta = claim.metadata
@@ -139,6 +144,16 @@ class Binder:
             # A replica that only mirrors keeps no list of things to do: prepare() makes it anew.
             self._active = False
             self._queue = WorkQueue()
+
+    async def settled(self, namespace: str, set_name: str) -> bool:
+        """Waits until no order or move of the set is on its way to being stored; False when that takes too long."""
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while self._books.in_flight(namespace, set_name):
+                    await self._told.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def make_moves(self, token: str, moves: tuple[Move, ...]) -> None:
         """Stores moves of holds, one write a claim; each hold is good before, between and after (R35a).
