@@ -67,6 +67,18 @@ class BoundReason(enum.StrEnum):
     WAITS_FOR_POD = "WaitsForPod"
 
 
+class HealthyReason(enum.StrEnum):
+    """Reasons of a claim's Healthy condition: how the node is that holds its GPUs."""
+
+    NODE_WELL = "NodeWell"
+    NODE_GONE = "NodeGone"
+    NODE_NOT_READY = "NodeNotReady"
+    NODE_DRAINED = "NodeDrained"
+    NODE_SILENT = "NodeSilent"
+    NODE_REBOOTED = "NodeRebooted"
+    GPUS_MISSING = "GPUsMissing"
+
+
 class AttachedReason(enum.StrEnum):
     """Reasons of a claim's Attached condition."""
 

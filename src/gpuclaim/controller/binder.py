@@ -17,12 +17,14 @@ import msgspec
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
 from gpuclaim.api import core, model, names
 from gpuclaim.api.core import Outcome
+from gpuclaim.api.reasons import HealthyReason
 from gpuclaim.api.types import GPUClaim, GPUClaimStatus
 from gpuclaim.controller import claim_status
 from gpuclaim.controller.claim_status import SetPod
 from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.placement import evacuation, refusals
+from gpuclaim.placement.ailment import ailment
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
 from gpuclaim.placement.refusals import TurnedAway
@@ -71,6 +73,7 @@ class Binder:
         self._active = False
         self._split = False
         self._watch = evacuation.Watch(grace)
+        self._ailments: dict[str, HealthyReason] = {}
         self._refused: dict[Key, Verdict] = {}
         self._turned_away: dict[Key, dict[str, TurnedAway]] = {}
         self._sweep_due = asyncio.Event()
@@ -230,12 +233,22 @@ class Binder:
         return well
 
     async def _evacuate(self) -> None:
-        """Moves sets whose VMs are off away from nodes that cannot run them (R36), one after the other."""
+        """Says on claims what is wrong with their nodes, and moves sets that are off away from there (R36)."""
         while True:
+            self._tell_ailments()
             for each in self._watch.leaving(self._books, self._now()):
                 token = f"evacuate {each.namespace}/{each.set_name}"
                 await self._place_anew(each.namespace, each.set_name, token, avoid=frozenset({each.node}))
             await asyncio.sleep(_EVACUATION_PAUSE_SECONDS)
+
+    def _tell_ailments(self) -> None:
+        """Has the claims looked at of nodes that have fallen ill or got well, whether by an event or by time alone."""
+        self._books.advance(self._now())
+        ailments = {node.name: ailment(node) for node in self._books.nodes.values() if node.claims}
+        for name in {n for n, reason in ailments.items() if self._ailments.get(n) is not reason}:
+            for claim in self._books.nodes[name].claims:
+                self._queue.add((claim.metadata.namespace, claim.metadata.name))
+        self._ailments = ailments
 
     async def _unite_split_sets(self) -> None:
         self._split = False
@@ -307,17 +320,23 @@ class Binder:
         now = self._now()
         if claim.status.node_name is not None:
             self._refused.pop(key, None)
-            return claim_status.attached(claim, self._set_pod(claim), now)
+            return self._of_bound(claim, now)
         reservation = self._books.reservation(claim.metadata.uid)
         if reservation is not None and reservation.node is not None:
             if reservation.order == Order.of(claim):
                 placed = claim_status.bound(claim, reservation.node, now)
-                return claim_status.attached(msgspec.structs.replace(claim, status=placed), self._set_pod(claim), now)
+                return self._of_bound(msgspec.structs.replace(claim, status=placed), now)
             # Another webhook changed the claim after it was admitted.
             self._books.release(claim.metadata.uid)
             self._sweep_due.set()
         refused = self._refused.get(key)
         return claim_status.waiting(claim, refused, now) if refused is not None else None
+
+    def _of_bound(self, claim: GPUClaim, now: dt.datetime) -> GPUClaimStatus:
+        """Everything that a bound claim's status says beside where it is."""
+        status = claim_status.attached(claim, self._set_pod(claim), now)
+        node = ailment(self._books.nodes.get(claim.status.node_name or ""))
+        return claim_status.healthy(msgspec.structs.replace(claim, status=status), node, now)
 
     def _set_pod(self, claim: GPUClaim) -> SetPod | None:
         pods = self._books.pods_of_set(claim.metadata.namespace, model.claim_set(claim))

@@ -103,7 +103,6 @@ def _healthy(report: GPUNode, node: NodeFacts) -> _Said:
 
 def _overcommitted(node: NodeFacts) -> _Said:
     over = {name: -free for name, free in node.free.items() if free < 0}
-    # What is held of a resource that the agent no longer reports has nothing behind it at all.
     over |= {name: held for name, held in node.demand.items() if held > 0 and name not in node.free}
     if not over:
         return Status.FALSE, NodeReason.WITHIN_CAPACITY, "holds are within what the node has"

@@ -10,8 +10,9 @@ import msgspec
 
 from gpuclaim.api import model
 from gpuclaim.api.core import Status
-from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition
+from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition, HealthyReason
 from gpuclaim.api.types import Attachment, Condition, GPUClaim, GPUClaimStatus, Usage
+from gpuclaim.placement.ailment import SAID
 from gpuclaim.placement.orders import Verdict
 
 
@@ -74,6 +75,12 @@ def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime) -> GPUClaimS
         text = f"deleted; held until pod {pod.name} has ended"
         status = _with(status, claim, ClaimCondition.BOUND, Status.TRUE, BoundReason.WAITS_FOR_POD, text, now)
     return status
+
+
+def healthy(claim: GPUClaim, node: HealthyReason, now: dt.datetime) -> GPUClaimStatus:
+    """The status of a bound claim, by what is wrong with its node (R36)."""
+    well = Status.TRUE if node is HealthyReason.NODE_WELL else Status.FALSE
+    return _with(claim.status, claim, ClaimCondition.HEALTHY, well, node, SAID[node], now)
 
 
 def merge_patch(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:

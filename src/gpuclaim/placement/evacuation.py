@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass
 
 from gpuclaim.api import model
+from gpuclaim.placement.ailment import DOWN, ailment, lacking
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.facts import NodeFacts
 
@@ -38,13 +39,13 @@ class Watch:
         than must: the next call sees what that one has freed. O(nodes + claims on unfit nodes).
         """
         books.advance(now)
-        unfit = [node for node in books.nodes.values() if node.claims and (_down(node) or _lacking(node) > 0)]
+        unfit = [node for node in books.nodes.values() if node.claims and (ailment(node) in DOWN or lacking(node) > 0)]
         self._since = {node.name: self._since.get(node.name, now) for node in unfit}
         found: list[Leaving] = []
         for node in unfit:
             if now - self._since[node.name] >= self.grace:
                 sets = _movable(books, node)
-                found += sets if _down(node) else _enough(sets, _lacking(node), books)
+                found += sets if ailment(node) in DOWN else _enough(sets, lacking(node), books)
         return found
 
 
@@ -59,20 +60,9 @@ def _movable(books: Books, node: NodeFacts) -> list[Leaving]:
     return sorted(sets, key=lambda each: (each.count, each.namespace, each.set_name))
 
 
-def _enough(sets: list[Leaving], lacking: int, books: Books) -> list[Leaving]:
+def _enough(sets: list[Leaving], missing: int, books: Books) -> list[Leaving]:
     """The smallest set that alone is enough, else the largest; none while one is on its way."""
     if any(books.in_flight(each.namespace, each.set_name) for each in sets):
         return []
-    alone = [each for each in sets if each.count >= lacking]
+    alone = [each for each in sets if each.count >= missing]
     return alone[:1] or sets[-1:]
-
-
-def _down(node: NodeFacts) -> bool:
-    """Whether a VM that is switched on could not start there."""
-    return not node.present or not node.ready or node.unschedulable
-
-
-def _lacking(node: NodeFacts) -> int:
-    """By how many GPUs more is held than there is."""
-    over = sum(-free for free in node.free.values() if free < 0)
-    return over + sum(held for name, held in node.demand.items() if name not in node.free)

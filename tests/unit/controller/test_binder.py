@@ -278,6 +278,10 @@ async def test_while_it_is_not_known_what_moved_both_places_are_taken(fates: lis
     assert sum(world.books.holds_by_node().values()) == 3
 
 
+def healthy(claim: GPUClaim) -> tuple[str, str] | None:
+    return next(((c.status, c.reason) for c in claim.status.conditions if c.type == "Healthy"), None)
+
+
 async def test_sets_that_are_off_leave_a_node_that_fails_and_running_ones_stay() -> None:
     world = World()
     world.add("off", set="off", count=2, status=BOUND)
@@ -294,6 +298,9 @@ async def test_sets_that_are_off_leave_a_node_that_fails_and_running_ones_stay()
         world.books.apply(msgspec.structs.replace(down, status=status))
         await world.until(lambda: world.where("off") == "gpu-2")
         assert world.where("on") == "gpu-1"
+        await world.until(lambda: healthy(world.stored["on"]) == ("False", "NodeNotReady"))
+        world.books.apply(node())
+        await world.until(lambda: healthy(world.stored["on"]) == ("True", "NodeWell"))
 
 
 async def test_as_few_leave_as_a_lost_device_needs() -> None:
