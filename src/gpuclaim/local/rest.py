@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
-import threading
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import urlsplit
+
+import urllib3
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ Object: TypeAlias = "dict[str, Any]"
 """A Kubernetes object or list as it is on the wire."""
 
 _MERGE_PATCH = "application/merge-patch+json"
+_ERRORS = 400
 
 
 class RequestError(Exception):
@@ -33,18 +34,22 @@ class RequestError(Exception):
         super().__init__(f"{method} {path}: {code}: {message}")
 
 
+class NoAnswerError(Exception):
+    """The server could not be reached, or broke off."""
+
+
 class Rest:
-    """Requests with one client certificate. May be shared by threads; each has its own connection."""
+    """Requests with one client certificate. May be shared by threads."""
 
     def __init__(self, url: str, authority: Path, certificate: tuple[Path, Path], timeout: float = 30.0) -> None:
         """Prepare a client; `certificate` is the files of certificate and key, `timeout` in seconds."""
         where = urlsplit(url)
-        self._host, self._port = where.hostname or "", where.port or 443
-        self._timeout = timeout
-        self._context = ssl.create_default_context(cafile=str(authority))
-        self._context.load_cert_chain(*map(str, certificate))
-        self._local = threading.local()
-        self._open: set[http.client.HTTPSConnection] = set()
+        context = ssl.create_default_context(cafile=str(authority))
+        context.load_cert_chain(*map(str, certificate))
+        # It notices a connection that the server has closed while nothing was asked, and opens another.
+        self._pool = urllib3.HTTPSConnectionPool(
+            where.hostname or "", where.port or 443, timeout=timeout, maxsize=8, retries=False, ssl_context=context
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -53,9 +58,8 @@ class Rest:
         self.close()
 
     def close(self) -> None:
-        """Close the connections of all threads."""
-        while self._open:
-            self._open.pop().close()
+        """Close all connections."""
+        self._pool.close()
 
     def get(self, path: str) -> Object:
         """GET; as `request`."""
@@ -82,10 +86,10 @@ class Rest:
 
         Raises:
             RequestError: the server answered with 400 or above.
-            OSError, http.client.HTTPException: it did not answer.
+            NoAnswerError: it did not answer.
         """
         code, raw = self._exchange(method, path, body, content_type)
-        if code >= http.client.BAD_REQUEST:
+        if code >= _ERRORS:
             raise RequestError(method, path, code, _decoded(raw))
         answer: Object = json.loads(raw)
         return answer
@@ -93,8 +97,8 @@ class Rest:
     def answers(self, path: str) -> bool:
         """Return whether a GET of `path` is answered with success now."""
         try:
-            return self._exchange("GET", path)[0] < http.client.BAD_REQUEST
-        except (OSError, http.client.HTTPException):
+            return self._exchange("GET", path)[0] < _ERRORS
+        except NoAnswerError:
             return False
 
     def _exchange(
@@ -102,27 +106,11 @@ class Rest:
     ) -> tuple[int, bytes]:
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": content_type, "Accept": "application/json"}
-        connection = self._connection()
         try:
-            connection.request(method, path, payload, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        except BaseException:
-            # Half of an answer may be left in it.
-            self._open.discard(connection)
-            connection.close()
-            self._local.connection = None
-            raise
-
-    def _connection(self) -> http.client.HTTPSConnection:
-        connection: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout, context=self._context
-            )
-            self._local.connection = connection
-            self._open.add(connection)
-        return connection
+            answer = self._pool.urlopen(method, path, body=payload, headers=headers)
+        except urllib3.exceptions.HTTPError as error:
+            raise NoAnswerError(f"{method} {path}: {error}") from error
+        return answer.status, answer.data
 
 
 def _decoded(raw: bytes) -> Object | str:
