@@ -6,6 +6,7 @@ What it reads and where it writes are given to it, and so are clock and chance: 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import logging
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpuclaim.agent import pciids
+from gpuclaim.agent import http, pciids
 from gpuclaim.agent.machine import READ_ERRORS, Machine, Reading
 from gpuclaim.agent.podresources import DEFAULT_SOCKET
+from gpuclaim.agent.pulse import Problem, Pulse, Result
 from gpuclaim.agent.registry import Registry, RegistryError
 from gpuclaim.agent.report import Phases, loses, needs_phases, report, same_boot, says_the_same
 from gpuclaim.agent.sysfs import BOOT_ID
@@ -50,6 +52,8 @@ class AgentConfig:
         settle: how long after a start of kubelet a loss of devices is not believed: until its plugins have registered
             again, kubelet calls every device unhealthy, and holds would be moved for nothing.
         timeout: for one answer of kubelet.
+        pod_phases: whether to ask the apiserver for the phases of pods (R26); no kubelet of 1.34 or later needs it.
+        listen: where to serve /healthz, /readyz and /metrics, as (host, port); None: nowhere.
     """
 
     node: str
@@ -62,6 +66,8 @@ class AgentConfig:
     phases_every: float = 30.0
     settle: float = 20.0
     timeout: float = 10.0
+    pod_phases: bool = True
+    listen: tuple[str, int] | None = None
 
 
 class Source(Protocol):
@@ -109,7 +115,11 @@ class Clock:
 
 
 class Agent:
-    """One node's agent."""
+    """One node's agent.
+
+    Attributes:
+        pulse: what it says of itself; it is kept up to date.
+    """
 
     def __init__(
         self,
@@ -139,6 +149,7 @@ class Agent:
         self._phases_due = 0.0
         self._failures = 0
         self._said: dict[str, object] = {}
+        self.pulse = Pulse(beat=self._clock.monotonic())
 
     async def run(self) -> None:
         """Runs until it is cancelled, whatever fails."""
@@ -147,6 +158,7 @@ class Agent:
 
     async def step(self) -> float:
         """One pass; how many seconds to wait before the next."""
+        self.pulse.beat = self._clock.monotonic()
         try:
             if not self._asked_before:
                 self._previous, self._asked_before = await self._store.stored(), True
@@ -154,15 +166,21 @@ class Agent:
         except READ_ERRORS as error:
             # No word to the apiserver: the report of before stays, and grows old in sight (R28).
             self._say("reading", logging.WARNING, str(error))
+            self.pulse.stands(Problem.READING, [str(error)])
+            self.pulse.passes[Result.READING_FAILED] += 1
             return self._config.interval
         except RegistryError as error:
             self._say("writing", logging.WARNING, str(error))
+            self.pulse.stands(Problem.WRITING, [str(error)])
+            self.pulse.passes[Result.WRITING_FAILED] += 1
+            self.pulse.write_errors += 1
             self._failures += 1
             longest = min(_BACKOFF_MAX, _BACKOFF_FIRST * 2.0 ** min(self._failures - 1, 16))
             return longest * (0.5 + self._chance() / 2)
         self._failures = 0
         self._said_no_more("reading")
         self._said_no_more("writing")
+        self.pulse.stands(Problem.WRITING)
         return wait
 
     async def _pass(self) -> float:
@@ -174,6 +192,8 @@ class Agent:
                 self._settled_at = now + self._config.settle
             self._kubelet = kubelet
         reading = await self._source.read(afresh=heartbeat)
+        self.pulse.stands(Problem.READING)
+        self.pulse.stands(Problem.FUNCTIONS, reading.functions.faults)
         self._say("functions", logging.WARNING, "; ".join(reading.functions.faults))
         phases = await self._phases_for(reading, now)
         status = report(
@@ -185,15 +205,21 @@ class Agent:
             name_model=self._name_model,
             now=self._clock.now(),
         )
+        self.pulse.read(status)
         if self._is_settling(status, now):
+            self.pulse.passes[Result.SETTLING] += 1
             return min(_SETTLING_SECONDS, self._config.interval)
         self._previous = status
+        result = Result.UNCHANGED
         if heartbeat or not says_the_same(self._written, status):
             # A write that fails may have been made all the same: then what is stored is not known.
             self._written = None
             await self._store.write(status)
             self._written = status
+            self.pulse.ready, self.pulse.reported_at = True, self._clock.now().timestamp()
+            result = Result.REPORTED
             self._write_due = now + self._config.heartbeat * (1 - self._chance() / 5)
+        self.pulse.passes[result] += 1
         return self._config.interval
 
     def _is_settling(self, status: GPUNodeStatus, now: float) -> bool:
@@ -204,17 +230,20 @@ class Agent:
         return now < self._settled_at and loses(before, status)
 
     async def _phases_for(self, reading: Reading, now: float) -> Phases:
-        if not needs_phases(reading.functions, reading.answers):
+        if not self._config.pod_phases or not needs_phases(reading.functions, reading.answers):
             self._phases, self._phases_of = {}, None
+            self.pulse.stands(Problem.PHASES)
         elif self._phases_of != reading.answers or now >= self._phases_due:
             try:
                 self._phases = await self._store.phases()
             except RegistryError as error:
                 # What was known stays; a pod that was not known counts as live.
                 self._say("phases of pods", logging.WARNING, str(error))
+                self.pulse.stands(Problem.PHASES, [str(error)])
             else:
                 self._phases_of, self._phases_due = reading.answers, now + self._config.phases_every
                 self._said_no_more("phases of pods")
+                self.pulse.stands(Problem.PHASES)
         return self._phases
 
     async def _wait(self, seconds: float) -> None:
@@ -222,6 +251,7 @@ class Agent:
         end = self._clock.monotonic() + seconds
         while (left := end - self._clock.monotonic()) > 0:
             await self._clock.sleep(min(left, _WATCH_SECONDS))
+            self.pulse.beat = self._clock.monotonic()
             kubelet = self._source.kubelet()
             if not self._failures and kubelet is not None and kubelet != self._kubelet:
                 return
@@ -242,7 +272,14 @@ async def run(config: AgentConfig, client: Client) -> None:
 
     Raises:
         OSError: the PCI ID database that the config names cannot be read.
+        ListenError: `listen` cannot be listened on.
     """
     name_model = pciids.load(config.pci_ids)
     with Machine(config.sysfs, config.pod_resources, boot_id=config.boot_id, timeout=config.timeout) as machine:
-        await Agent(config, machine, Registry(client, config.node), name_model).run()
+        clock = Clock()
+        agent = Agent(config, machine, Registry(client, config.node), name_model, clock=clock)
+        async with contextlib.AsyncExitStack() as stack:
+            if config.listen is not None:
+                port = await stack.enter_async_context(http.serving(config.listen, agent.pulse, clock.monotonic))
+                _log.info("%s: serving /healthz, /readyz and /metrics on port %d", config.node, port)
+            await agent.run()

@@ -54,6 +54,15 @@ def _socket(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     return Path(path)
 
 
+def _address(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter("must be ADDRESS:PORT, [ADDRESS]:PORT or :PORT")
+    return host.strip("[]"), int(port)
+
+
 @click.command()
 @click.option(
     "--node", envvar="NODE_NAME", required=True, show_envvar=True, help="The name of the Node that this machine is."
@@ -121,6 +130,18 @@ def _socket(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     show_default=True,
     help="The file with the ID of this boot.",
 )
+@click.option(
+    "--pod-phases/--no-pod-phases",
+    default=True,
+    show_default=True,
+    help="Ask for the phases of pods: kubelets before 1.34 list pods that have ended as well.",
+)
+@click.option(
+    "--listen",
+    callback=_address,
+    metavar="ADDRESS:PORT",
+    help="Serve /healthz, /readyz and /metrics there; :PORT is every address. Not with --once.",
+)
 @logs.options
 def agent(
     node: str,
@@ -138,6 +159,8 @@ def agent(
     timeout: float,
     pci_ids: Path | None,
     boot_id: Path,
+    pod_phases: bool,
+    listen: tuple[str, int] | None,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -162,6 +185,7 @@ def agent(
         machine = Machine(sysfs, pod_resources, boot_id=boot_id, timeout=timeout)
         click.echo(_printed(_once(machine, node, name_model, _phases(pods), _status(previous)), output), nl=False)
         return
+    from gpuclaim.agent.http import ListenError
     from gpuclaim.agent.loop import AgentConfig
     from gpuclaim.kube.config import ConfigError, load
 
@@ -176,12 +200,17 @@ def agent(
         heartbeat=heartbeat,
         settle=settle,
         timeout=timeout,
+        pod_phases=pod_phases,
+        listen=listen,
     )
     try:
         api = load(kubeconfig, context)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    asyncio.run(_until_signal(api, config))
+    try:
+        asyncio.run(_until_signal(api, config))
+    except ListenError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _once(
