@@ -1,0 +1,238 @@
+"""The chart through the real Helm, on the real apiserver (R60-R64)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuclaim.kube import config
+from gpuclaim.kube.client import ApiError, Client, Content
+from gpuclaim.local.controlplane import ControlPlane
+from support import cloud
+from support.chart import CHART, NAMESPACE, Helm, HelmError
+
+EVERYTHING = {
+    "fullnameOverride": "gpus",
+    "image": {
+        "repository": "example/gpuclaim",
+        "digest": f"sha256:{'0' * 64}",
+        "pullPolicy": "Always",
+        "pullSecrets": [{"name": "secret"}],
+    },
+    "agent": {
+        "interval": 2.5,
+        "heartbeat": 60,
+        "settle": 0,
+        "podPhases": False,
+        "kubeletDir": "/var/lib/rancher/kubelet",
+        "port": 8080,
+        "log": {"level": "debug", "format": "text"},
+        "env": [{"name": "A", "value": "b"}, {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "resources": {},
+        "nodeSelector": {"kubernetes.io/os": None},
+        "tolerations": [],
+        "affinity": {
+            "nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Exists"}]}]
+                }
+            }
+        },
+        "priorityClassName": "",
+        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+        "seLinuxOptions": {"type": "spc_t"},
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+    },
+}
+
+
+@pytest.fixture
+def helm(tmp_path: Path, progress: Callable[[str], None]) -> Helm:
+    return Helm.build(tmp_path, progress)
+
+
+@pytest.fixture
+def everything(tmp_path: Path) -> Path:
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(EVERYTHING))
+    return file
+
+
+def the(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = (each for each in objects if each["kind"] == kind)
+    return found
+
+
+def test_lint(helm: Helm, everything: Path) -> None:
+    helm.run("lint", "--strict", CHART)
+    helm.run("lint", "--strict", CHART, "--values", everything)
+
+
+@pytest.mark.parametrize("values", ["defaults", "everything"])
+@pytest.mark.parametrize("version", ["newest", "old"])
+async def test_the_apiserver_takes_every_object(
+    request: pytest.FixtureRequest, helm: Helm, everything: Path, either: ControlPlane, values: str
+) -> None:
+    objects = helm.objects(*(["--values", str(everything)] if values == "everything" else []))
+    async with Client(config.load(either.kubeconfig)) as client:
+        await cloud.add_namespace(client, NAMESPACE)
+        for obj in objects:
+            resource = await client.discover(obj["apiVersion"], obj["kind"])
+            path = resource.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
+            # With no word that it does not know. Applied, not created: the CRDs may be there already.
+            question = f"{path}?dryRun=All&fieldValidation=Strict&fieldManager=test&force=true"
+            await client.request("PATCH", question, body=obj, content=Content.APPLY)
+
+
+@pytest.fixture
+def either(request: pytest.FixtureRequest, version: str) -> ControlPlane:
+    found = request.getfixturevalue("old_cluster" if version == "old" else "cluster")
+    assert isinstance(found, ControlPlane)
+    return found
+
+
+def test_every_value_has_its_effect(helm: Helm, everything: Path) -> None:
+    objects = helm.objects("--values", str(everything))
+    daemon_set = the(objects, "DaemonSet")
+    assert daemon_set["metadata"]["name"] == "gpus-agent"
+    assert daemon_set["spec"]["updateStrategy"]["type"] == "OnDelete"
+    template = daemon_set["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= {"a": "b", "app.kubernetes.io/component": "agent"}.items()
+    assert template["metadata"]["annotations"]["c"] == "d"
+    pod = template["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "secret"}]
+    assert pod["affinity"] == EVERYTHING["agent"]["affinity"]  # type: ignore[index]
+    assert pod["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert not pod.keys() & {"tolerations", "nodeSelector", "priorityClassName"}
+    (container,) = pod["containers"]
+    assert container["image"] == f"example/gpuclaim@sha256:{'0' * 64}"
+    assert container["imagePullPolicy"] == "Always"
+    assert container["args"] == [
+        "agent",
+        "--sysfs=/host/sys",
+        "--pod-resources=/var/lib/rancher/kubelet/pod-resources/kubelet.sock",
+        "--interval=2.5",
+        "--heartbeat=60",
+        "--settle=0",
+        "--no-pod-phases",
+        "--listen=:8080",
+        "--log-level=debug",
+        "--log-format=text",
+    ]
+    assert [each["name"] for each in container["env"]] == ["NODE_NAME", "A", "C"]
+    (port,) = container["ports"]
+    assert port["containerPort"] == 8080
+    rules = the(objects, "ClusterRole")["rules"]
+    assert all("pods" not in rule["resources"] for rule in rules)
+    condition = the(objects, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"]
+    assert f"'system:serviceaccount:{NAMESPACE}:gpus-agent'" in condition
+
+
+def test_the_agent_has_no_more_than_it_needs(helm: Helm) -> None:
+    # R62, as the objects say it.
+    objects = helm.objects()
+    pod = the(objects, "DaemonSet")["spec"]["template"]["spec"]
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert not security["privileged"]
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume] == [
+        "/sys/bus",
+        "/sys/devices",
+        "/sys/kernel/iommu_groups",
+        "/var/lib/kubelet/pod-resources",
+    ]
+    rights = {
+        (resource, verb)
+        for rule in the(objects, "ClusterRole")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert rights == {
+        ("gpunodes", "get"),
+        ("gpunodes", "create"),
+        ("gpunodes/status", "patch"),
+        ("nodes", "get"),
+        ("pods", "list"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("agent.interval=0", "interval"),
+        ("agent.interval=often", "interval"),
+        ("agent.heartbeat=3600", "heartbeat"),
+        ("agent.intervall=5", "intervall"),
+        ("agents.interval=5", "agents"),
+        ("agent.port=80", "port"),
+        ("agent.podPhases=maybe", "podPhases"),
+        ("agent.log.level=loud", "level"),
+        ("agent.kubeletDir=var/lib", "kubeletDir"),
+        ("agent.env[0].name=NODE_NAME", "env"),
+        ("agent.tolerations[0].effect=No", "effect"),
+        ("agent.updateStrategy.type=Now", "type"),
+        ("image.pullPolicy=Sometimes", "pullPolicy"),
+        ("image.digest=latest", "digest"),
+        ("image.repository=", "repository"),
+        ("fullnameOverride=Not_a_name", "fullnameOverride"),
+    ],
+)
+def test_a_wrong_value_is_refused(helm: Helm, value: str, named: str) -> None:
+    with pytest.raises(HelmError, match="values don't meet the specifications of the schema") as failure:
+        helm.objects("--set", value)
+    assert named in str(failure.value)
+
+
+def test_an_old_kubernetes_is_refused(helm: Helm) -> None:
+    # Its tokens name no node: the fence would hold off every agent.
+    with pytest.raises(HelmError, match=r"incompatible with Kubernetes v1\.31"):
+        helm.objects("--kube-version", "1.31.9")
+
+
+@pytest.fixture
+def own_cluster(progress: Callable[[str], None]) -> Iterator[ControlPlane]:
+    """One without the CRDs, which other tests have put into the shared one."""
+    with ControlPlane(progress=progress) as running:
+        yield running
+
+
+async def test_uninstalling_keeps_the_orders(
+    own_cluster: ControlPlane, tmp_path: Path, progress: Callable[[str], None]
+) -> None:
+    cluster = own_cluster
+    helm = Helm.build(tmp_path, progress, cluster.kubeconfig)
+    release = ("gpuclaim", "--namespace", NAMESPACE)
+    helm.run("install", *release, CHART, "--create-namespace")
+    async with Client(config.load(cluster.kubeconfig)) as client:
+        await cloud.install_crds(client)  # they are there, and served
+        daemon_set = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpuclaim-agent"
+        policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/gpuclaim-agent"
+        await client.request("GET", daemon_set)
+        await client.request("GET", policy)
+        await client.create(cloud.gpu_class())
+        await cloud.add_namespace(client, "tenant-a")
+        ordered = await client.create(cloud.claim("order"))
+        helm.run("upgrade", *release, CHART, "--set", "agent.interval=5")
+        helm.run("uninstall", *release)
+        for path in (daemon_set, policy):
+            with pytest.raises(ApiError) as failure:
+                await client.request("GET", path)
+            assert failure.value.code == 404
+        kept = await client.get(type(ordered), "order", "tenant-a")
+        assert kept.metadata.uid == ordered.metadata.uid
+        # And the chart takes them over again.
+        helm.run("install", *release, CHART)
+        again = await client.get(type(ordered), "order", "tenant-a")
+        assert again.metadata.uid == ordered.metadata.uid
