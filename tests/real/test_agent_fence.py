@@ -15,15 +15,18 @@ import yaml
 
 from gpuclaim.agent.loop import AgentConfig, run
 from gpuclaim.agent.values import PodDevices
+from gpuclaim.api import core
 from gpuclaim.api.types import GPUNode, Health
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.local.controlplane import ControlPlane
+from gpuclaim.local.kubelet import Kubelet
 from gpuclaim.local.podresources_server import PodResourcesServer
 from gpuclaim.local.process import free_ports
 from gpuclaim.local.sysfs_tree import SimulatedFunction, SysfsTree
 from support.chart import NAMESPACE, Helm
 from support.cloud import until
+from support.device_plugin import DevicePlugin
 
 ACCOUNT = "gpuclaim-agent"
 R = "nvidia.com/GH100_H200"
@@ -52,17 +55,20 @@ class Fence:
         made = await self.admin.request("POST", f"{CORE}/serviceaccounts/{ACCOUNT}/token", body=body)
         return str(msgspec.json.decode(made)["status"]["token"])
 
-    async def kubeconfig(self, pod: str | None) -> Path:
-        """A kubeconfig with that token, and with no certificate."""
-        loaded = yaml.safe_load(self.cluster.kubeconfig.read_text())
-        loaded["users"][0]["user"] = {"token": await self.token(pod)}
-        file = self.folder / f"kubeconfig-{pod}"
-        file.write_text(yaml.safe_dump(loaded))
-        return file
-
     @contextlib.asynccontextmanager
     async def agent(self, pod: str | None) -> AsyncIterator[Client]:
-        async with Client(config.load(await self.kubeconfig(pod))) as client:
+        """A client with the token of that pod."""
+        async with self.bearer({"token": await self.token(pod)}) as client:
+            yield client
+
+    @contextlib.asynccontextmanager
+    async def bearer(self, user: dict[str, str]) -> AsyncIterator[Client]:
+        """A client with a kubeconfig's user, and so with no certificate."""
+        loaded = yaml.safe_load(self.cluster.kubeconfig.read_text())
+        loaded["users"][0]["user"] = user
+        file = self.folder / "kubeconfig"
+        file.write_text(yaml.safe_dump(loaded))
+        async with Client(config.load(file)) as client:
             yield client
 
     async def give_all_rights(self) -> None:
@@ -101,9 +107,14 @@ def either_cluster(request: pytest.FixtureRequest) -> ControlPlane:
 
 @pytest.fixture
 async def fence(either_cluster: ControlPlane, helm: Helm, tmp_path: Path) -> AsyncIterator[Fence]:
-    cluster = either_cluster
+    async with fenced(either_cluster, helm, tmp_path) as fence:
+        yield fence
+
+
+@contextlib.asynccontextmanager
+async def fenced(cluster: ControlPlane, helm: Helm, folder: Path) -> AsyncIterator[Fence]:
     async with Client(config.load(cluster.kubeconfig)) as admin:
-        fence = Fence(cluster, admin, tmp_path)
+        fence = Fence(cluster, admin, folder)
         await admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         for obj in helm.objects():
             if obj["kind"] not in ("CustomResourceDefinition", "DaemonSet"):
@@ -398,3 +409,41 @@ async def test_the_agent_reports_through_it(fence: Fence, tmp_path: Path) -> Non
             assert "the agent of node 'node-a' writes the GPUNode of that name only" in said
             said = await until_page(port, "/metrics", lambda *_: True)
             assert 'gpuclaim_agent_problems{source="writing"} 1' in said
+
+
+async def test_the_daemon_sets_pod_on_a_real_kubelet(
+    cluster: ControlPlane, crds: None, kubelet: Kubelet, helm: Helm, tmp_path: Path
+) -> None:
+    # No container runs here, but its volumes are kubelet's: the agent runs beside it, with the pod's token.
+    tree = SysfsTree(tmp_path / "sys", [SimulatedFunction(address=A, driver="vfio-pci", group=12, numa=0)])
+    (daemon_set,) = (each for each in helm.objects() if each["kind"] == "DaemonSet")
+    async with fenced(cluster, helm, tmp_path) as fence, DevicePlugin(kubelet.device_plugins, R, ["12"]):
+        template = daemon_set["spec"]["template"]
+        metadata = template["metadata"] | {"name": "agent", "namespace": NAMESPACE}
+        spec = template["spec"] | {"nodeName": kubelet.name}
+        pod = await fence.admin.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        await until(fence.admin, core.Pod, "agent", NAMESPACE, lambda each: each.status.phase == "Running")
+        mounted = kubelet_sees(kubelet, f"pods/{pod['metadata']['uid']}/volumes/kubernetes.io~projected/token")
+        assert sorted(each.name for each in mounted.iterdir() if each.name[0] != ".") == [
+            "ca.crt",
+            "namespace",
+            "token",
+        ]
+        assert (mounted / "namespace").read_text() == NAMESPACE
+        agent_config = AgentConfig(
+            node=kubelet.name, sysfs=tree.root, pod_resources=kubelet.pod_resources, interval=0.2
+        )
+        async with fence.bearer({"tokenFile": str(mounted / "token")}) as client:
+            task = asyncio.ensure_future(run(agent_config, client))
+            try:
+                node = await until(fence.admin, GPUNode, kubelet.name, "", lambda each: R in each.status.resource_names)
+                assert [device.health for device in node.status.devices] == [Health.HEALTHY]
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+def kubelet_sees(kubelet: Kubelet, below: str) -> Path:
+    """A path of kubelet's folder, through its mount namespace."""
+    return Path(f"/proc/{kubelet.process.pid}/root/var/lib/kubelet/{below}")

@@ -1,6 +1,6 @@
 """The agent's three pages over HTTP: /healthz, /readyz and /metrics (R52).
 
-On asyncio's streams, since aiohttp's server would cost 2.3 MiB of the agent's 45 (docs/how-to/deploy-agent.md). It
+On asyncio's streams, since aiohttp's server would cost 2.9 MiB of the agent's 45 (docs/how-to/deploy-agent.md). It
 reads no body, keeps no connection, and bounds what a stranger may cost it: a request's size, its time, and how many
 there are at once.
 """
