@@ -1,19 +1,87 @@
-"""Writes docs/reference/api.md from the CRDs: `make docs`. A test says when it is out of date."""
+"""Writes api.md from the CRDs and command-line.md from the commands: `make docs`. A test says when they are old."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import click
 
 from gpuclaim.api import crd
+from gpuclaim.cli.main import COMMANDS, main
 
 HEAD = """# The API
 
-Group `gpu.cozystack.io`, version `v1alpha1`. Made from the CRDs by `make docs`; `kubectl explain` says the same.
+Group `gpu.cozystack.io`, version `v1alpha1`. Made from the CRDs by `make docs`; `kubectl explain` has the same fields.
 `[]` is an item of a list. What must hold beyond a field's own shape stands under **rules**.
 """
-FILE = Path(__file__).with_name("api.md")
+COMMANDS_HEAD = """# The command line
+
+One program, `gpuclaim`. Made from the commands by `make docs`; `gpuclaim COMMAND --help` says the same.
+`gpuclaim --version` prints the version.
+"""
+HERE = Path(__file__).parent
+API, COMMAND_LINE = HERE / "api.md", HERE / "command-line.md"
+
+# Of a field that the CRD says nothing of; by the end of its path, the longest first.
+SAID: Final = {
+    "conditions": "What is observed of it: [reasons and conditions](reasons.md).",
+    "conditions[].type": "What it is about.",
+    "conditions[].reason": "Why, a word of a fixed vocabulary.",
+    "conditions[].message": "Why, a sentence.",
+    "conditions[].lastTransitionTime": "Since when the status is this.",
+    "conditions[].observedGeneration": "The generation of the object that it was said of.",
+    "tolerations[].key": "The taint's key; empty, every taint.",
+    "tolerations[].value": "The taint's value.",
+    "tolerations[].tolerationSeconds": "How long a pod stays once a NoExecute taint is there.",
+    "status.total": "GPUs that there are, where the hoster shows counts.",
+    "status.held": "GPUs that claims hold.",
+    "status.free": "GPUs that new orders may take.",
+    "status.heldSince": "Since when the claim holds its GPUs; a move does not change it.",
+    "attachment.podName": "The pod's name.",
+    "attachment.podUID": "The pod's UID.",
+    "attachment.since": "Since when it uses them.",
+    "usage.heldSeconds": "Not written yet.",
+    "usage.attachedSeconds": "How long pods that have ended used them.",
+    "status.refusals": "Nodes whose kubelet turned the set's pod away; each is not tried before its expiry.",
+    "refusals[].nodeName": "The node.",
+    "refusals[].reason": "Kubelet's reason.",
+    "refusals[].message": "Kubelet's sentence.",
+    "refusals[].refusedAt": "When.",
+    "refusals[].expiresAt": "Until when the node is not tried.",
+    "refusals[].podUID": "The pod that was turned away.",
+    "spec.excluded": "Devices that take no new hold.",
+    "excluded[].reason": "Why, for people.",
+    "status.devices": "The node's GPU functions.",
+    "devices[].vendorID": "PCI vendor, four hex digits.",
+    "devices[].deviceID": "PCI device, four hex digits.",
+    "devices[].model": "The name in the PCI ID database.",
+    "devices[].driver": "The driver that it is bound to.",
+    "devices[].iommuGroup": "Its IOMMU group.",
+    "devices[].numaNode": "Its NUMA node.",
+    "devices[].resources": "What it is offered as.",
+    "devices[].users": "Pods that use it.",
+    "users[].namespace": "The pod's namespace.",
+    "users[].name": "The pod's name.",
+    "resources[].allocatable": "Device-plugin devices that kubelet may give out.",
+    "resources[].used": "Device-plugin devices that pods have.",
+    "status.unplaced": "What kubelet offers and leads to no function or group of the node.",
+    "unplaced[].allocatable": "Device-plugin devices that kubelet may give out.",
+    "unplaced[].used": "Device-plugin devices that pods have.",
+    "status.resourceNames": "Every resource name of the node's GPUs, those that cannot be placed included.",
+    "status.bootID": "The node's boot when it was reported.",
+    "status.reportedAt": "When the agent last reported.",
+}
+# The same of options without help.
+OPTIONS_SAID: Final = {
+    "--identity": "This process's name in the Lease.",
+    "--lease-name": "The name of the leader's Lease.",
+    "--lease-duration": "Seconds that a Lease lasts when it is not renewed.",
+    "--log-format": "Lines for people, or JSON for collectors.",
+    "--log-level": "What is logged: this and what is worse.",
+    "--output": "The format.",
+}
 
 
 def page() -> str:
@@ -42,9 +110,13 @@ def _fields(path: str, schema: dict[str, Any]) -> Iterator[str]:
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
         need = " **required**" if name in required else ""
-        said = field.get("description", "").replace("|", "\\|").replace("\n", " ")
+        said = (field.get("description") or _fallback(here)).replace("|", "\\|").replace("\n", " ")
         yield f"| `{here}`{need} | {_type(field)} | {_shape(field)} | {said} |"
         yield from _fields(here + ("[]" if field["type"] == "array" else ""), field.get("items", field))
+
+
+def _fallback(path: str) -> str:
+    return next((SAID[end] for end in sorted(SAID, key=len, reverse=True) if path.endswith(end)), "")
 
 
 def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -77,5 +149,58 @@ def _shape(field: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def command_line() -> str:
+    """The page of the commands and their options."""
+    context = click.Context(main)
+    lines = [COMMANDS_HEAD]
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None
+        lines += _command(name, command)
+    return "\n".join(lines)
+
+
+def _command(name: str, command: click.Command) -> Iterator[str]:
+    context = click.Context(command, info_name=name)
+    usage = " ".join(["gpuclaim", name, *command.collect_usage_pieces(context)])
+    yield f"## {name}\n\n`{usage}`\n"
+    # After a \\b comes what click leaves as it is: an example.
+    for paragraph in (command.help or "").split("\b")[0].strip().split("\n\n"):
+        yield " ".join(paragraph.split()) + "\n"
+    yield "| option | default | what it does |"
+    yield "| --- | --- | --- |"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            help_ = parameter.help or ""
+            if help_ in ("", "Seconds."):
+                help_ = next(OPTIONS_SAID[name] for name in parameter.opts if name in OPTIONS_SAID)
+            yield f"| {_names(parameter, context)} | {_default(parameter, context)} | {_cell(help_)} |"
+    yield ""
+
+
+def _names(option: click.Option, context: click.Context) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    value = "" if option.is_flag else f" {_cell(_metavar(option, context))}"
+    required = " **required**" if option.required else ""
+    return f"`{names}{value}`{required}"
+
+
+def _metavar(option: click.Option, context: click.Context) -> str:
+    return "NUMBER" if isinstance(option.type, click.IntRange | click.FloatRange) else option.make_metavar(context)
+
+
+def _default(option: click.Option, context: click.Context) -> str:
+    # Of what is worked out at run time, the words that --help has.
+    extra = option.get_help_extra(context)
+    parts = [extra["default"].strip("()")] if extra.get("default") else []
+    parts += [f"${name}" for name in extra.get("envvars", ())]
+    return _cell(", ".join(parts))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 if __name__ == "__main__":
-    FILE.write_text(page())
+    API.write_text(page())
+    COMMAND_LINE.write_text(command_line())

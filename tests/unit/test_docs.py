@@ -11,21 +11,20 @@ from types import ModuleType
 import click
 import pytest
 
-from gpuclaim.api import reasons
+from gpuclaim.api import names, reasons
 from gpuclaim.cli.main import COMMANDS, main
+from gpuclaim.placement import scenario, scenario_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("localkube/**/*.md")])
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_COMMAND = re.compile(r"gpuclaim (?P<name>[a-z]+)(?P<rest>[^\n`|]*)")
+# A line or span of code that begins with the program, or comes to it after a path, && or |.
+_COMMAND = re.compile(r"(?:^|/|&& |\| )gpuclaim (?P<name>[a-z]+)(?P<rest>[^\n`|]*)")
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
-    for block in re.findall(r"`([^`\n]+)`|^\s*[$#] (.+)$", text, re.MULTILINE):
-        line = block[0] or block[1]
-        if line.startswith("kubectl"):  # its `gpuclaim` is a kind
-            continue
-        for found in _COMMAND.finditer(line):
+    for block in re.findall(r"`([^`\n]+)`|^\s*[$#] (.+)$|^ {4,}(gpuclaim .+)$", text, re.MULTILINE):
+        for found in _COMMAND.finditer("".join(block)):
             yield found["name"], found["rest"]
 
 
@@ -33,6 +32,13 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_commands_are_found_where_they_are() -> None:
+    text = (
+        "`gpuclaim up --exit`, `helm install gpuclaim chart/`\n$ .venv/bin/gpuclaim crds\n    gpuclaim agent --once\n"
+    )
+    assert list(commands(text)) == [("up", " --exit"), ("crds", ""), ("agent", " --once")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -82,6 +88,44 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_api_page_is_that_of_the_crds() -> None:
-    written = (ROOT / "docs" / "reference" / "api.md").read_text()
-    assert generator().page() == written, "the types have changed: run `make docs` and commit what it writes"
+def test_the_generated_pages_are_those_of_the_types_and_the_commands() -> None:
+    generate = generator()
+    old = "run `make docs` and commit what it writes"
+    assert generate.API.read_text() == generate.page(), old
+    assert generate.COMMAND_LINE.read_text() == generate.command_line(), old
+
+
+@pytest.mark.parametrize("page", ["api.md", "command-line.md"])
+def test_of_every_field_and_option_something_is_said(page: str) -> None:
+    rows = [line for line in (ROOT / "docs" / "reference" / page).read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) > 30
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_every_word_of_the_generator_is_of_a_field_or_option_that_there_is() -> None:
+    generate = generator()
+    paths = re.findall(r"^\| `([^`]+)`", generate.page(), re.MULTILINE)
+    assert [end for end in generate.SAID if not any(path.endswith(end) for path in paths)] == []
+    assert [name for name in generate.OPTIONS_SAID if name not in generate.command_line()] == []
+
+
+def test_the_names_page_has_every_name_of_ours() -> None:
+    text = (ROOT / "docs" / "reference" / "names.md").read_text()
+    ours = (names.SET_LABEL, names.CLASS_LABEL, names.COUNT_LABEL, names.HOLD_FINALIZER, names.VM_NAME_LABEL)
+    assert [name for name in (*ours, names.budget_key(names.TOTAL)) if f"`{name}`" not in text] == []
+
+
+def test_the_scenario_page_s_example_plays_as_it_says() -> None:
+    text = (ROOT / "docs" / "reference" / "scenario.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    played = scenario_file.read(example)
+    results = scenario.Simulation(played).run()
+    found = [scenario.differences(step.expect, result) for step, result in zip(played.steps, results, strict=True)]
+    assert found == [[] for _ in played.steps]
+
+
+def test_the_scenario_page_has_every_key_of_the_format() -> None:
+    text = (ROOT / "docs" / "reference" / "scenario.md").read_text()
+    words = {*scenario_file._STEPS, *scenario_file._EXPECT, "why", "now", "state", "steps"}
+    assert [word for word in sorted(words) if f"`{word}" not in text] == []
+    assert [kind for kind in scenario.KINDS if kind not in text] == []
