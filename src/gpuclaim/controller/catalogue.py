@@ -34,7 +34,7 @@ def node_conditions(report: GPUNode, node: NodeFacts, now: dt.datetime) -> list[
     conditions = list(report.status.conditions)
     for type_, (status, reason, message) in {
         NodeConditionType.REPORTING: _reporting(node),
-        NodeConditionType.HEALTHY: _healthy(report, node),
+        NodeConditionType.HEALTHY: _healthy(node),
         NodeConditionType.OVERCOMMITTED: _overcommitted(node),
         NodeConditionType.FOREIGN_USE: _foreign_use(node),
     }.items():
@@ -93,17 +93,15 @@ def _reporting(node: NodeFacts) -> _Said:
     return Status.TRUE, NodeReason.REPORTS, "the agent reports"
 
 
-def _healthy(report: GPUNode, node: NodeFacts) -> _Said:
+def _healthy(node: NodeFacts) -> _Said:
     if not node.unhealthy:
         return Status.TRUE, NodeReason.ALL_HEALTHY, "no device that was offered is missing"
-    total = len(report.status.devices)
-    text = f"{len(node.unhealthy)} of {total} devices unhealthy: {', '.join(node.unhealthy)}"
+    text = f"{len(node.unhealthy)} of {node.devices} devices unhealthy: {', '.join(node.unhealthy)}"
     return Status.FALSE, NodeReason.DEVICES_UNHEALTHY, text
 
 
 def _overcommitted(node: NodeFacts) -> _Said:
-    over = {name: -free for name, free in node.free.items() if free < 0}
-    over |= {name: held for name, held in node.demand.items() if held > 0 and name not in node.free}
+    over = {name: -free for name, free in node.free.items() if free < 0} | node.unbacked
     if not over:
         return Status.FALSE, NodeReason.WITHIN_CAPACITY, "holds are within what the node has"
     return Status.TRUE, NodeReason.ABOVE_CAPACITY, f"held beyond what the node has: {_counts(over)}"

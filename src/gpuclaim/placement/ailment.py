@@ -39,6 +39,4 @@ def ailment(node: NodeFacts | None) -> HealthyReason:
 
 def lacking(node: NodeFacts) -> int:
     """By how many GPUs more is held than there is."""
-    over = sum(-free for free in node.free.values() if free < 0)
-    # What is held of a resource that the agent no longer reports has nothing behind it at all.
-    return over + sum(held for name, held in node.demand.items() if name not in node.free)
+    return sum(-free for free in node.free.values() if free < 0) + sum(node.unbacked.values())

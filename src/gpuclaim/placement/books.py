@@ -481,7 +481,7 @@ class Books:
             facts = self._nodes.get(name)
             if facts is None:
                 continue
-            facts.settle(self.resource, functools.partial(self.set_holds_on, name))
+            facts.settle(self.resource, functools.partial(self.set_holds_on, name), self.resources)
             facts.settle_loose(self.resource, self.attached)
             self._list(facts)
             if facts.empty:

@@ -87,6 +87,7 @@ class NodeFacts:
         "credit",
         "deadline",
         "demand",
+        "devices",
         "foreign",
         "free",
         "functions",
@@ -96,6 +97,7 @@ class NodeFacts:
         "listed_loose",
         "loose",
         "name",
+        "named",
         "pods",
         "present",
         "ready",
@@ -146,6 +148,9 @@ class NodeFacts:
         self.functions: tuple[tuple[Offer, int], ...] = ()
         self.spares: tuple[Spare, ...] = ()
         self.unhealthy: tuple[str, ...] = ()
+        self.devices = 0
+        self.named: frozenset[str] = frozenset()
+        """The resources that GPUs of the node are requested by, those that cannot be placed included (R15)."""
         self.reported_boot = ""
         self.reported_at: dt.datetime | None = None
         self.deadline: dt.datetime | None = None
@@ -185,13 +190,34 @@ class NodeFacts:
             tuple(sorted(functions.items())),
             tuple(spares),
             tuple(sorted(unhealthy)),
+            len(status.devices),
+            frozenset(status.resource_names).union(r.name for d in status.devices for r in d.resources),
             status.boot_id,
         )
         self.reported_at = at = _aware(status.reported_at)
         self.deadline = at + silent_after if at is not None else None
-        if new == (self.reported, self.cordoned, self.functions, self.spares, self.unhealthy, self.reported_boot):
+        old = (
+            self.reported,
+            self.cordoned,
+            self.functions,
+            self.spares,
+            self.unhealthy,
+            self.devices,
+            self.named,
+            self.reported_boot,
+        )
+        if new == old:
             return False
-        self.reported, self.cordoned, self.functions, self.spares, self.unhealthy, self.reported_boot = new
+        (
+            self.reported,
+            self.cordoned,
+            self.functions,
+            self.spares,
+            self.unhealthy,
+            self.devices,
+            self.named,
+            self.reported_boot,
+        ) = new
         return True
 
     @property
@@ -208,6 +234,12 @@ class NodeFacts:
             and self.ready
             and not (self.unschedulable or self.cordoned or self.silent or self.rebooted)
         )
+
+    @property
+    def unbacked(self) -> dict[str, int]:
+        """What is held of resources that the agent does not report (any more): nothing is behind it."""
+        held = {name: count - self.foreign.get(name, 0) for name, count in self.demand.items() if name not in self.free}
+        return {name: count for name, count in held.items() if count > 0}
 
     @property
     def empty(self) -> bool:
@@ -241,11 +273,14 @@ class NodeFacts:
         self,
         resource_of: Callable[[str], str | None],
         set_holds: Callable[[str, str], Mapping[str, int]],
+        offered: frozenset[str],
     ) -> None:
         """Derive demand, foreign use and what is free. O(classes held + pods + spare users).
 
         `resource_of` gives a class's resource name, None where the class is unknown: what is held of it then counts
-        against every resource, for it is one of them. `set_holds(namespace, set)` gives what a set holds here.
+        against every resource, for it is one of them. `set_holds(namespace, set)` gives what a set holds here;
+        `offered` are the resources of all classes. What else pods ask for is no GPU, and nobody's business here: a
+        launcher pod's `devices.kubevirt.io/kvm`, for one.
         """
         demand: dict[str, int] = {}
         self.unknown = 0
@@ -258,7 +293,7 @@ class NodeFacts:
         self.credit = {}
         self.foreign = _NOTHING
         if self.pods:
-            self._settle_pods(demand, set_holds)
+            self._settle_pods(demand, set_holds, offered | self.named)
         self.demand = demand
         self.free = {name: self.room(name, _NOTHING) for name in self.agent}
 
@@ -278,7 +313,9 @@ class NodeFacts:
             for name, free in self.free.items()
         }
 
-    def _settle_pods(self, demand: dict[str, int], set_holds: Callable[[str, str], Mapping[str, int]]) -> None:
+    def _settle_pods(
+        self, demand: dict[str, int], set_holds: Callable[[str, str], Mapping[str, int]], gpus: frozenset[str]
+    ) -> None:
         groups = self.requests()
         foreign: dict[str, int] = {}
         bare: set[tuple[str, str | None, str]] = set()
@@ -288,7 +325,7 @@ class NodeFacts:
                 bare.add(group)
             for resource, count in requests.items():
                 excess = count - holds.get(resource, 0)
-                if excess > 0:
+                if excess > 0 and resource in gpus:
                     foreign[resource] = foreign.get(resource, 0) + excess
                     demand[resource] = demand.get(resource, 0) + excess
         self.foreign = foreign

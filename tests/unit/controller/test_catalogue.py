@@ -130,6 +130,13 @@ def test_a_silent_a_rebooted_and_a_new_node() -> None:
     assert conditions(books(gpu_class(), node(), new), new)["Reporting"][1] == "NeverReported"
 
 
+def test_a_report_that_is_kept_without_its_devices_says_the_same() -> None:
+    sick = report(unhealthy=1)
+    kept = books(gpu_class(), node(), sick)
+    slim = msgspec.structs.replace(sick, status=msgspec.structs.replace(sick.status, devices=[]))
+    assert conditions(kept, slim)["Healthy"][2] == "1 of 4 devices unhealthy: 0000:10:00.0"
+
+
 def test_nothing_is_written_while_nothing_changes() -> None:
     kept = books(gpu_class(), node(), report())
     first = catalogue.node_conditions(report(), kept.nodes["gpu-1"], NOW)

@@ -2,9 +2,12 @@
 
 import datetime as dt
 
+import msgspec
 import pytest
 
 from gpuclaim.api import core, types
+from gpuclaim.api.reasons import HealthyReason
+from gpuclaim.placement.ailment import ailment
 from gpuclaim.placement.books import Books
 from unit.placement.build import GPU, NOW, ask, books, claim, cls, device, node, pod, report
 
@@ -52,6 +55,25 @@ def test_a_pod_of_a_set_counts_only_with_what_it_takes_beyond_the_hold() -> None
     assert (free(seen), dict(seen.nodes["n"].foreign)) == (5, {GPU: 1})
     seen.apply(claim("vm-2", "n", 1, set_name="vm"))
     assert (free(seen), dict(seen.nodes["n"].foreign)) == (5, {})
+
+
+def test_what_a_pod_asks_for_beside_gpus_is_nobodys_business() -> None:
+    # As KubeVirt's launcher pods do.
+    beside = {"devices.kubevirt.io/kvm": 1, "devices.kubevirt.io/tun": 1}
+    seen = books(cls(), node("n"), report("n"), claim("vm", "n", 2), pod("p", "vm", "n", {GPU: 2, **beside}))
+    facts = seen.nodes["n"]
+    assert (free(seen), dict(facts.foreign), facts.unbacked) == (6, {}, {})
+    assert ailment(facts) is HealthyReason.NODE_WELL
+
+
+def test_gpus_that_no_class_offers_are_foreign_use_and_take_nothing_from_holds() -> None:
+    other = "nvidia.com/gpu"
+    said = report("n")
+    said = msgspec.structs.replace(said, status=msgspec.structs.replace(said.status, resource_names=[GPU, other]))
+    seen = books(cls(), node("n"), said, claim("vm", "n", 8), pod("notebook", on="n", requests={other: 1}))
+    facts = seen.nodes["n"]
+    assert (dict(facts.foreign), facts.unbacked) == ({other: 1}, {})
+    assert ailment(facts) is HealthyReason.NODE_WELL
 
 
 def test_the_hold_of_another_set_does_not_cover_a_pod() -> None:
