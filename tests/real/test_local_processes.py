@@ -47,6 +47,26 @@ def ends(descriptor: int) -> bool:
     return bool(readable)
 
 
+def test_a_program_is_stopped_while_another_thread_looks_whether_it_runs(tmp_path: Path) -> None:
+    process = shell(tmp_path, "exec sleep 60")
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            assert process.running in (True, False)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(10):
+            process.start()
+            process.stop()
+            assert not process.running
+    finally:
+        over.set()
+        looking.join()
+
+
 def test_nothing_outlives_a_killed_parent(tmp_path: Path, control_plane: ControlPlane) -> None:
     # `control_plane`: what there is to build is built by now.
     with subprocess.Popen([sys.executable, "-c", PARENT, tmp_path], stdout=subprocess.PIPE, text=True) as parent:

@@ -143,6 +143,22 @@ def test_a_signal_ends_all_of_it(tmp_path: Path, number: signal.Signals) -> None
     run.nothing_is_left()
 
 
+@pytest.mark.parametrize("read", ["scheduler", "Ctrl-C ends all of it."])
+def test_it_ends_without_a_word_when_nobody_reads_it(tmp_path: Path, read: str) -> None:
+    # `gpuclaim up | head` ends at its next line; `gpuclaim up | tee FILE` by Ctrl-C, which ends tee first.
+    errors = tmp_path / "errors"
+    with errors.open("w") as stderr:
+        command = [*_UP, f"--directory={tmp_path / 'up'}", "--nodes=1"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    assert process.stdout
+    with process.stdout as lines:
+        assert any(read in line for line in lines)
+    if read.startswith("Ctrl-C"):
+        process.send_signal(signal.SIGINT)
+    assert process.wait(_PATIENCE) == (0 if read.startswith("Ctrl-C") else 1)
+    assert errors.read_text() == ""
+
+
 def test_a_signal_during_the_start_ends_all_of_it(tmp_path: Path) -> None:
     run = Run(tmp_path / "up")
     until(lambda: any("kube-apiserver" in each for each in run.processes()), "the apiserver starts", _PATIENCE)

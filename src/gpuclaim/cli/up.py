@@ -65,9 +65,12 @@ def up(nodes: int | None, gpus: int | None, scenario: str | None, end: bool, por
             _log_into(folder / "logs" / "up.log")
             plans = offers.layout(nodes, gpus)
             ended = asyncio.run(_Run(folder, plans, port, scenario, end=end).run())
-    except* _EXPECTED as group:
+    except* (*_EXPECTED, BrokenPipeError) as group:
         # A part that failed may have taken others with it: the first one says why.
-        raise click.ClickException(str(_leaves(group)[0])) from None
+        first = _leaves(group)[0]
+        if isinstance(first, BrokenPipeError):
+            raise first from None  # nobody reads any more; click ends on it without a word
+        raise click.ClickException(str(first)) from None
     if not ended:
         raise click.exceptions.Exit(_INTERRUPTED)
 
@@ -102,6 +105,7 @@ class _Run:
                     await tour.play(stands, click.echo, pause=not self._end and _at_terminal())
                 _say_what_stands(stands)
                 if not self._end:
+                    _say_what_to_try(stands)
                     click.echo("\nCtrl-C ends all of it.")
                     await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -114,8 +118,12 @@ class _Run:
             # Asked again: at once. The kernel ends what this process has started.
             os._exit(_INTERRUPTED)
         self._stopping = True
-        click.echo("\nStopping …")
         task.cancel()
+        try:
+            click.echo("\nStopping …")
+        except OSError:
+            # The terminal, or the program that read this, has gone before. Nothing is flushed there at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _build() -> None:
@@ -161,7 +169,6 @@ def _say_stage(stage: Stage) -> None:
 
 
 def _say_what_stands(stands: Cloud) -> None:
-    folder = stands.control_plane.directory
     first, second = cloud.TENANTS
     click.echo(_table(stands.plans))
     click.echo(f"\nTenants: {first}, with a budget of {cloud.BUDGET} {offers.H200.name}, and {second}, without one.\n")
@@ -169,8 +176,11 @@ def _say_what_stands(stands: Cloud) -> None:
         f"Real: Kubernetes {stands.version}, virt-controller of KubeVirt {kubevirt.VERSION}, gpuclaim's controller and"
         " agents. Simulated: the nodes' hardware and kubelet, and KubeVirt's virt-handler: a VM that runs has no guest."
     )
-    click.echo(textwrap.fill(what, _WIDTH, break_on_hyphens=False) + "\n")
-    click.echo("In another terminal:\n")
+    click.echo(textwrap.fill(what, _WIDTH, break_on_hyphens=False))
+
+
+def _say_what_to_try(stands: Cloud) -> None:
+    click.echo("\nIn another terminal:\n")
     if shutil.which("kubectl") is None:
         click.echo(f"  export PATH={cloud.shown(stands.kubectl.parent)}:$PATH  # there is no kubectl on PATH")
     click.echo(f"  export KUBECONFIG={cloud.shown(stands.control_plane.kubeconfig)}\n")
@@ -186,7 +196,7 @@ def _say_what_stands(stands: Cloud) -> None:
         ("what its agent says of it", "kubectl get gpunodes"),
     ):
         click.echo(f"  # {why}\n  {command}")
-    click.echo(f"\nLogs: {cloud.shown(folder / 'logs')}")
+    click.echo(f"\nLogs: {cloud.shown(stands.control_plane.directory / 'logs')}")
     click.echo("What it is good for, told step by step: gpuclaim up --scenario tour")
 
 

@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import fcntl
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -71,11 +72,10 @@ def examples_dir() -> Path:
 
 
 def shown(path: Path) -> str:
-    """The path as one would type it: from here, or from home, where that is shorter."""
-    for base, prefix in ((Path.cwd(), ""), (Path.home(), "~/")):
-        if path.is_relative_to(base):
-            return f"{prefix}{path.relative_to(base)}"
-    return str(path)
+    """The path as one would type it into a shell, in whatever folder: from the home folder where it is in there."""
+    if path.is_relative_to(Path.home()):
+        return f"~/{shlex.quote(str(path.relative_to(Path.home())))}"
+    return shlex.quote(str(path))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Cloud:
             task.cancel()
 
     async def abandon(self) -> None:
-        """Stop every process, also while `start` is under way in a thread."""
+        """Stop every process, also while `start` is under way still: what it waits for fails then."""
         while self._pending:
             for process in tuple(self.control_plane.processes.values()):
                 process.kill()
@@ -244,7 +244,7 @@ class Cloud:
     async def _start_kubevirt(self, group: asyncio.TaskGroup) -> None:
         async with self._stage(f"KubeVirt {kubevirt.VERSION}"):
             resources = [offer.resource for offer in offers.CATALOGUE]
-            started = await kubevirt.KubeVirt(self.control_plane, resources).start()
+            started = await self._lasting(kubevirt.KubeVirt(self.control_plane, resources).start())
             self._guarded.append(started.process)
             self._tasks.append(group.create_task(kubevirt.VirtHandlerStandIn().run(self.client)))
 
@@ -314,7 +314,11 @@ class Cloud:
         self._done(Stage(name, time.monotonic() - began))
 
     async def _blocking(self, call: Callable[[], T]) -> T:
-        future = asyncio.ensure_future(asyncio.to_thread(call))
+        return await self._lasting(asyncio.to_thread(call))
+
+    async def _lasting(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what uses a thread: cancelled, it would go on there and start what nobody ends."""
+        future = asyncio.ensure_future(work)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         return await asyncio.shield(future)

@@ -394,7 +394,7 @@ class ControlPlane:
 
     def _stop_processes(self) -> None:
         self._close_clients()
-        for name, process in reversed(self.processes.items()):
+        for name, process in reversed(tuple(self.processes.items())):
             # An apiserver waits for its watchers to go away; nobody waits for that here.
             process.stop(grace=0.5 if name == "kube-apiserver" else 5.0)
         self.processes.clear()

@@ -155,8 +155,9 @@ class Process:
         deadline = time.monotonic() + grace
         # Looked at, not reaped: until then its ID is its own, and the last signal meets nobody else.
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while os.waitid(os.P_PID, self.pid, look) is None and time.monotonic() < deadline:
-            time.sleep(_POLL)
+        with suppress(ChildProcessError):  # another thread looked whether it runs, and reaped it
+            while os.waitid(os.P_PID, self.pid, look) is None and time.monotonic() < deadline:
+                time.sleep(_POLL)
         self.kill()
 
     def kill(self) -> None:

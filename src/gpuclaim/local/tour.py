@@ -122,7 +122,8 @@ class _Tour:
         await self._tell("Tenant A starts a VM of the order's name. Its launcher pod is sent to the node of the hold.")
         await self._kubectl("create", "-n", _ALICE, "-f", self._example("vm.yaml"))
         await self._runs_on(node)
-        await self._claim(_ALICE, _is_attached, "is attached to the VM's pod")
+        claim = await self._claim(_ALICE, _is_attached, "is attached to the VM's pod")
+        _check(_is(claim, ClaimCondition.HEALTHY), "the claim of a VM that runs on a node that is well reads unhealthy")
         await self._kubectl("get", "gpuclaims", "-n", _ALICE)
 
     async def _switch_off(self, node: str) -> None:
@@ -254,8 +255,8 @@ class _Tour:
         Raises:
             TourError: it does not end as it must.
         """
-        shown = " ".join(_quoted(each) for each in arguments)
-        shown = shown.replace(str(self._cloud.examples), cloud.shown(self._cloud.examples))
+        files = {str(each): cloud.shown(each) for each in self._cloud.examples.iterdir()}
+        shown = " ".join(files.get(each) or _quoted(each) for each in arguments)
         here = f" <<EOF\n{textwrap.indent(given, '     ')}     EOF" if given else ""
         lines = textwrap.wrap(
             f"$ kubectl {shown}",
@@ -291,9 +292,13 @@ class _Tour:
         return answer
 
 
-def _is_attached(claim: GPUClaim) -> bool:
-    found = model.condition(claim.status.conditions, ClaimCondition.ATTACHED)
+def _is(claim: GPUClaim, condition: ClaimCondition) -> bool:
+    found = model.condition(claim.status.conditions, condition)
     return found is not None and found.status is core.Status.TRUE
+
+
+def _is_attached(claim: GPUClaim) -> bool:
+    return _is(claim, ClaimCondition.ATTACHED)
 
 
 def _claims(orders: Sequence[tuple[str, int]], namespace: str) -> str:
