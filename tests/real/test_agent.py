@@ -225,6 +225,7 @@ async def test_devices_fail_and_mend(kubelet: Kubelet, cluster: ControlPlane, tm
 
 async def test_a_plugin_dies_and_comes_back(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:
     well, gone = state(b=(HEALTHY, 1, 1, "p")), state(b=(UNHEALTHY, 0, 1, "p"))
+    both_gone = state(a=(UNHEALTHY, 0, 0), b=(UNHEALTHY, 0, 1, "p"))
     async with scene_on(kubelet, cluster, tmp_path) as scene:
         reports = scene.reports
         async with scene.agent():
@@ -235,15 +236,17 @@ async def test_a_plugin_dies_and_comes_back(kubelet: Kubelet, cluster: ControlPl
             await reports.until_says(gone)
             await scene.plugins[GROUP].start()
             await reports.until_says(well)
-            await scene.plugins[GROUP].stop()
-            await reports.until_says(gone)
+            for name in (ADDRESS, GROUP):
+                await scene.plugins[name].stop()
+            await reports.until_says(both_gone)
         # An agent that starts anew knows from the report of before that the device was once offered (R25).
         async with scene.agent() as agent:
             await agent.until_passes(Result.REPORTED)
             await agent.until_passes(Result.UNCHANGED)
-            await scene.plugins[GROUP].start()
+            for name in (ADDRESS, GROUP):
+                await scene.plugins[name].start()
             await reports.until_says(well)
-        assert_each_changed_once(reports.said_since(start), well, gone, well, gone, well)
+        assert_each_changed_once(reports.said_since(start), well, gone, well, both_gone, well)
 
 
 async def test_kubelet_goes_and_comes_back(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:

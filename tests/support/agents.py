@@ -236,7 +236,7 @@ def pod(name: str, devices: Mapping[str, int], node: str = "node-a", **spec: Any
 
 async def end_containers(kubelet: Kubelet, found: RunningPod) -> None:
     """End a pod's containers in the runtime, with exit code 0: a pod that is not restarted has then Succeeded."""
-    async with Channel(path=str(kubelet.directory / "cri.sock"), codec=_Bytes()) as channel:
+    async with Channel(path=str(kubelet.directory / "cri.sock"), codec=Bytes()) as channel:
         stop: UnaryUnaryMethod[bytes, bytes] = UnaryUnaryMethod(
             channel, "/runtime.v1.RuntimeService/StopContainer", bytes, bytes
         )
@@ -246,7 +246,7 @@ async def end_containers(kubelet: Kubelet, found: RunningPod) -> None:
             await stop(b"\x0a" + bytes([len(name)]) + name)
 
 
-class _Bytes(encoding.base.CodecBase):
+class Bytes(encoding.base.CodecBase):
     """Messages that are bytes already."""
 
     __content_subtype__ = "proto"

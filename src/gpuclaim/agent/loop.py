@@ -23,6 +23,7 @@ from gpuclaim.agent.pulse import Problem, Pulse, Result
 from gpuclaim.agent.registry import Registry, RegistryError
 from gpuclaim.agent.report import Phases, loses, needs_phases, report, same_boot, says_the_same
 from gpuclaim.agent.sysfs import BOOT_ID
+from gpuclaim.api.model import FINAL_PHASES
 from gpuclaim.api.types import GPUNodeStatus
 from gpuclaim.kube.client import Client
 
@@ -235,12 +236,16 @@ class Agent:
             self.pulse.stands(Problem.PHASES)
         elif self._phases_of != reading.answers or now >= self._phases_due:
             try:
-                self._phases = await self._store.phases()
+                phases = await self._store.phases()
             except RegistryError as error:
                 # What was known stays; a pod that was not known counts as live.
                 self._say("phases of pods", logging.WARNING, str(error))
                 self.pulse.stands(Problem.PHASES, [str(error)])
             else:
+                # One that had ended and is deleted has not come to life by that: kubelet is about to forget it.
+                listed = {(pod.namespace, pod.name) for pod in reading.answers.pods}
+                ended = {pod: phase for pod, phase in self._phases.items() if pod in listed and phase in FINAL_PHASES}
+                self._phases = ended | dict(phases)
                 self._phases_of, self._phases_due = reading.answers, now + self._config.phases_every
                 self._said_no_more("phases of pods")
                 self.pulse.stands(Problem.PHASES)

@@ -15,6 +15,8 @@ _NUMBER: Final = re.compile(r"[0-9]{1,16}")
 # GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/<instance>/<instance>; and 0:1, a MIG device by index.
 _NVML: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z-]+(/[0-9]+/[0-9]+)?|[0-9]+:[0-9]+")
 _REPLICA: Final = re.compile(r"(.+)::[0-9]+")
+_LONGEST: Final = 256
+"""Far more than any shape has: what a plugin may send is bounded only by the size of kubelet's answer."""
 
 
 class Shape(enum.Enum):
@@ -49,6 +51,8 @@ def shape(device_id: str) -> Shape:
 
     A replica (`…::n`) of a GPU or an index is one that cannot be placed: several stand for one device.
     """
+    if len(device_id) > _LONGEST:
+        return Shape.OTHER
     if replica := _REPLICA.fullmatch(device_id):
         return Shape.OTHER if shape(replica[1]) is Shape.OTHER else Shape.NVML
     for pattern, result in ((_PCI, Shape.PCI), (_UUID, Shape.MDEV), (_NUMBER, Shape.GROUP), (_NVML, Shape.NVML)):

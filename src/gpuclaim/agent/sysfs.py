@@ -22,6 +22,8 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 _ENTRIES_MAX: Final = 65_536
 """Folders are read to this many entries: the functions of a hundred full servers."""
+_TYPES_MAX: Final = 256
+"""So many types of mediated devices of one parent are looked at; real ones have about twenty."""
 _FAULTS_MAX: Final = 64
 _READ_MAX: Final = 64
 # A FIFO or a device node in place of a file must not keep us.
@@ -139,7 +141,7 @@ class Scanner:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             # No mdev bus: no mediated devices, unless only a part of sysfs is mounted here.
-            return dict(_children(bus, gpus, faults))
+            return dict(itertools.islice(_children(bus, gpus, faults), _ENTRIES_MAX))
         try:
             with os.scandir(descriptor) as entries:
                 for entry in _bounded(entries, folder, faults):
@@ -221,7 +223,7 @@ def _gpu(bus: int, address: str, identity: _Identity) -> Function:
 def _children(bus: int, gpus: Iterable[str], faults: list[str]) -> Iterator[tuple[str, str]]:
     """UUID and parent of the mediated devices, from the parents' side."""
     for address in sorted(gpus, key=address_number):
-        for kind in _names(bus, f"{address}/mdev_supported_types", faults):
+        for kind in _names(bus, f"{address}/mdev_supported_types", faults)[:_TYPES_MAX]:
             for uuid in _names(bus, f"{address}/mdev_supported_types/{kind}/devices", faults):
                 if _UUID.fullmatch(uuid):
                     yield uuid, address

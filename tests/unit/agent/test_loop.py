@@ -249,6 +249,23 @@ async def test_phases_are_asked_only_where_a_gpu_is_used(world: World) -> None:
     assert world.store.written[-1][1].devices[0].resources[0].used == 0
 
 
+async def test_a_pod_that_had_ended_is_not_alive_because_it_is_deleted(world: World) -> None:
+    # Kubelet lists it for a moment after the apiserver has forgotten it.
+    world.node.answers = Answers({R: [A]}, (PodDevices("t", "p", {R: [A]}),))
+    world.store.known = {("t", "p"): "Succeeded"}
+    await world.run(20)
+    world.store.known = {}
+    await world.run(100)
+    assert {status.devices[0].resources[0].used for _, status in world.store.written} == {0}
+    # One of the same name is another pod; and one that is not known to have ended counts.
+    world.store.known = {("t", "p"): "Pending"}
+    await world.run(40)
+    assert world.store.written[-1][1].devices[0].resources[0].used == 1
+    world.store.known = {}
+    await world.run(40)
+    assert world.store.written[-1][1].devices[0].resources[0].used == 1
+
+
 async def test_phases_that_are_refused_count_every_pod(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.node.answers = Answers({R: [A]}, (PodDevices("t", "p", {R: [A]}),))
     world.store.phases_fail = True
