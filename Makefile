@@ -59,6 +59,8 @@ $(READY): $(UV) requirements/dev.txt pyproject.toml
 	@touch $@
 
 $(CACHE)/uv/bin/uv:
-	@echo "gpuclaim: uv is not on PATH; into $(CACHE)/uv it goes"
-	@$(PYTHON) -m venv $(CACHE)/uv && $(CACHE)/uv/bin/pip install --quiet uv==0.13.9 || { \
+	@echo "gpuclaim: uv is not on PATH; into $(@D) it goes"
+	@# Made aside and moved: two checkouts may get here at once.
+	@mkdir -p $(@D) && made=$$(mktemp -d $(CACHE)/uv/new.XXXXXX) && trap 'rm -rf "$$made"' EXIT && \
+	  $(PYTHON) -m venv $$made && $$made/bin/pip install --quiet uv==0.13.9 && mv -f $$made/bin/uv $@ || { \
 	  echo "Could not install uv. Python >= 3.11 with venv and pip is needed, and the Python package registry within reach." >&2; exit 1; }

@@ -45,6 +45,7 @@ class _Identity:
 
     vendor: str
     device: str
+    numa_node: int | None
     physical_function: str | None
 
 
@@ -201,21 +202,26 @@ def _identify(bus: int, address: str) -> _Verdict | None:
     device = _number(bus, f"{address}/device", 0xFFFF)
     if device is None:
         return None
+    numa = _read(f"{address}/numa_node", bus)
     physical = _last(_link(bus, f"{address}/physfn"))
-    return _Identity(vendor_id, f"{device:04x}", physical if _ADDRESS.fullmatch(physical) else None)
+    return _Identity(
+        vendor=vendor_id,
+        device=f"{device:04x}",
+        numa_node=int(numa) if numa is not None and numa.isascii() and numa.isdigit() and len(numa) < 5 else None,
+        physical_function=physical if _ADDRESS.fullmatch(physical) else None,
+    )
 
 
 def _gpu(bus: int, address: str, identity: _Identity) -> Function:
     driver = _last(_link(bus, f"{address}/driver"))
     group = _last(_link(bus, f"{address}/iommu_group"))
-    numa = _read(f"{address}/numa_node", bus)
     return Function(
         address=address,
         vendor=identity.vendor,
         device=identity.device,
         driver=driver if _NAME.fullmatch(driver) else "",
         iommu_group=group if _GROUP.fullmatch(group) else "",
-        numa_node=int(numa) if numa is not None and numa.isascii() and numa.isdigit() and len(numa) < 5 else None,
+        numa_node=identity.numa_node,
         physical_function=identity.physical_function,
     )
 

@@ -184,13 +184,13 @@ def _say_what_to_try(stands: Cloud) -> None:
     if shutil.which("kubectl") is None:
         click.echo(f"  export PATH={cloud.shown(stands.kubectl.parent)}:$PATH  # there is no kubectl on PATH")
     click.echo(f"  export KUBECONFIG={cloud.shown(stands.control_plane.kubeconfig)}\n")
-    examples = cloud.shown(stands.examples)
+    order, too_many, vm = (cloud.shown(stands.examples / f"{name}.yaml") for name in ("order", "too-many", "vm"))
     for why, command in (
         ("the catalogue", "kubectl get gpuclasses"),
-        ("an order: bound at once", f"kubectl create -n tenant-a -f {examples}/order.yaml"),
+        ("an order: bound at once", f"kubectl create -n tenant-a -f {order}"),
         ("what it holds, and where", "kubectl describe gpuclaim train -n tenant-a"),
-        ("one that is refused, and why", f"kubectl create -n tenant-b -f {examples}/too-many.yaml"),
-        ("a VM on the node of its hold", f"kubectl create -n tenant-a -f {examples}/vm.yaml"),
+        ("one that is refused, and why", f"kubectl create -n tenant-b -f {too_many}"),
+        ("a VM on the node of its hold", f"kubectl create -n tenant-a -f {vm}"),
         ("its pod", "kubectl get pods -n tenant-a -o wide"),
         ("a GPU fails, as its driver sees it", f"kubectl annotate node gpu-1 {UNHEALTHY}=0000:18:00.0"),
         ("what its agent says of it", "kubectl get gpunodes"),
