@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -14,7 +14,8 @@ from gpuclaim.cli.main import COMMANDS, main
 HEAD = """# The API
 
 Group `gpu.cozystack.io`, version `v1alpha1`. Made from the CRDs by `make docs`; `kubectl explain` has the same fields.
-`[]` is an item of a list. What must hold beyond a field's own shape stands under **rules**.
+`[]` is an item of a list. What must hold beyond a field's own shape stands under **rules**;
+the conditions and their reasons have [a page](reasons.md) of their own.
 """
 COMMANDS_HEAD = """# The command line
 
@@ -23,65 +24,6 @@ One program, `gpuclaim`. Made from the commands by `make docs`; `gpuclaim COMMAN
 """
 HERE = Path(__file__).parent
 API, COMMAND_LINE = HERE / "api.md", HERE / "command-line.md"
-
-# Of a field that the CRD says nothing of; by the end of its path, the longest first.
-SAID: Final = {
-    "conditions": "What is observed of it: [reasons and conditions](reasons.md).",
-    "conditions[].type": "What it is about.",
-    "conditions[].reason": "Why, a word of a fixed vocabulary.",
-    "conditions[].message": "Why, a sentence.",
-    "conditions[].lastTransitionTime": "Since when the status is this.",
-    "conditions[].observedGeneration": "The generation of the object that it was said of.",
-    "tolerations[].key": "The taint's key; empty, every taint.",
-    "tolerations[].value": "The taint's value.",
-    "tolerations[].tolerationSeconds": "How long a pod stays once a NoExecute taint is there.",
-    "status.total": "GPUs that there are, where the hoster shows counts.",
-    "status.held": "GPUs that claims hold.",
-    "status.free": "GPUs that new orders may take.",
-    "status.heldSince": "Since when the claim holds its GPUs; a move does not change it.",
-    "attachment.podName": "The pod's name.",
-    "attachment.podUID": "The pod's UID.",
-    "attachment.since": "Since when it uses them.",
-    "usage.heldSeconds": "Not written yet.",
-    "usage.attachedSeconds": "How long pods that have ended used them.",
-    "status.refusals": "Nodes whose kubelet turned the set's pod away; each is not tried before its expiry.",
-    "refusals[].nodeName": "The node.",
-    "refusals[].reason": "Kubelet's reason.",
-    "refusals[].message": "Kubelet's sentence.",
-    "refusals[].refusedAt": "When.",
-    "refusals[].expiresAt": "Until when the node is not tried.",
-    "refusals[].podUID": "The pod that was turned away.",
-    "spec.excluded": "Devices that take no new hold.",
-    "excluded[].reason": "Why, for people.",
-    "status.devices": "The node's GPU functions.",
-    "devices[].vendorID": "PCI vendor, four hex digits.",
-    "devices[].deviceID": "PCI device, four hex digits.",
-    "devices[].model": "The name in the PCI ID database.",
-    "devices[].driver": "The driver that it is bound to.",
-    "devices[].iommuGroup": "Its IOMMU group.",
-    "devices[].numaNode": "Its NUMA node.",
-    "devices[].resources": "What it is offered as.",
-    "devices[].users": "Pods that use it.",
-    "users[].namespace": "The pod's namespace.",
-    "users[].name": "The pod's name.",
-    "resources[].allocatable": "Device-plugin devices that kubelet may give out.",
-    "resources[].used": "Device-plugin devices that pods have.",
-    "status.unplaced": "What kubelet offers and leads to no function or group of the node.",
-    "unplaced[].allocatable": "Device-plugin devices that kubelet may give out.",
-    "unplaced[].used": "Device-plugin devices that pods have.",
-    "status.resourceNames": "Every resource name of the node's GPUs, those that cannot be placed included.",
-    "status.bootID": "The node's boot when it was reported.",
-    "status.reportedAt": "When the agent last reported.",
-}
-# The same of options without help.
-OPTIONS_SAID: Final = {
-    "--identity": "This process's name in the Lease.",
-    "--lease-name": "The name of the leader's Lease.",
-    "--lease-duration": "Seconds that a Lease lasts when it is not renewed.",
-    "--log-format": "Lines for people, or JSON for collectors.",
-    "--log-level": "What is logged: this and what is worse.",
-    "--output": "The format.",
-}
 
 
 def page() -> str:
@@ -110,13 +52,9 @@ def _fields(path: str, schema: dict[str, Any]) -> Iterator[str]:
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}"
         need = " **required**" if name in required else ""
-        said = (field.get("description") or _fallback(here)).replace("|", "\\|").replace("\n", " ")
+        said = field["description"].replace("|", "\\|").replace("\n", " ")
         yield f"| `{here}`{need} | {_type(field)} | {_shape(field)} | {said} |"
         yield from _fields(here + ("[]" if field["type"] == "array" else ""), field.get("items", field))
-
-
-def _fallback(path: str) -> str:
-    return next((SAID[end] for end in sorted(SAID, key=len, reverse=True) if path.endswith(end)), "")
 
 
 def _walk(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -171,10 +109,8 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     yield "| --- | --- | --- |"
     for parameter in command.params:
         if isinstance(parameter, click.Option):
-            help_ = parameter.help or ""
-            if help_ in ("", "Seconds."):
-                help_ = next(OPTIONS_SAID[name] for name in parameter.opts if name in OPTIONS_SAID)
-            yield f"| {_names(parameter, context)} | {_default(parameter, context)} | {_cell(help_)} |"
+            assert parameter.help, f"gpuclaim {name} {parameter.opts[0]} has no help"
+            yield f"| {_names(parameter, context)} | {_default(parameter, context)} | {_cell(parameter.help)} |"
     yield ""
 
 

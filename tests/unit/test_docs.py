@@ -102,13 +102,6 @@ def test_of_every_field_and_option_something_is_said(page: str) -> None:
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
-def test_every_word_of_the_generator_is_of_a_field_or_option_that_there_is() -> None:
-    generate = generator()
-    paths = re.findall(r"^\| `([^`]+)`", generate.page(), re.MULTILINE)
-    assert [end for end in generate.SAID if not any(path.endswith(end) for path in paths)] == []
-    assert [name for name in generate.OPTIONS_SAID if name not in generate.command_line()] == []
-
-
 def test_the_names_page_has_every_name_of_ours() -> None:
     text = (ROOT / "docs" / "reference" / "names.md").read_text()
     ours = (names.SET_LABEL, names.CLASS_LABEL, names.COUNT_LABEL, names.HOLD_FINALIZER, names.VM_NAME_LABEL)

@@ -21,6 +21,11 @@ def _keyed(*keys: str) -> dict[str, Any]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
+def _says(description: str) -> Meta:
+    """What `kubectl explain` says of a field."""
+    return Meta(description=description)
+
+
 def _rules(*rules: tuple[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [{"rule": rule, "message": message} for rule, message in rules]}
 
@@ -40,20 +45,34 @@ ReportedResource = Annotated[
     str, Meta(max_length=names.RESOURCE_NAME_MAX, description="The resource by which pods ask for it.")
 ]
 HexID = Annotated[str, Meta(max_length=4, pattern=names.HEX_ID)]
+PodName = Annotated[ObjectName, _says("The pod's name.")]
+Allocatable = Annotated[Count, _says("Device-plugin devices that kubelet may give to pods.")]
+Used = Annotated[Count, _says("Device-plugin devices that pods have.")]
+Seconds = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})]
 
 
 class Condition(Struct, frozen=True, kw_only=True):
     """One observation of the object's state, as metav1.Condition."""
 
-    type: Annotated[str, Meta(min_length=1, max_length=316)]
-    status: Status
-    reason: Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$")]
-    message: Annotated[str, Meta(max_length=1024)] = ""
-    last_transition_time: Time
-    observed_generation: Annotated[int, Meta(ge=0)] = 0
+    type: Annotated[str, Meta(min_length=1, max_length=316, description="What it is about.")]
+    status: Annotated[Status, _says("Whether it is so.")]
+    reason: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=128,
+            pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+            description="Why, in a word of a fixed vocabulary.",
+        ),
+    ]
+    message: Annotated[str, Meta(max_length=1024, description="Why, in a sentence.")] = ""
+    last_transition_time: Annotated[Time, _says("Since when the status is this.")]
+    observed_generation: Annotated[int, Meta(ge=0, description="The object's generation that it was said of.")] = 0
 
 
-Conditions = Annotated[list[Condition], Meta(max_length=16, extra_json_schema=_keyed("type"))]
+Conditions = Annotated[
+    list[Condition], Meta(max_length=16, description="What is observed of it.", extra_json_schema=_keyed("type"))
+]
 
 
 # --- GPUClass ---------------------------------------------------------------------------------------------------------
@@ -84,11 +103,28 @@ class TaintEffect(enum.StrEnum):
 class Toleration(Struct, frozen=True, kw_only=True):
     """A toleration that launcher pods of the class get (R6)."""
 
-    key: Annotated[str, Meta(max_length=names.SUBDOMAIN_MAX + 1 + names.LABEL_MAX)] = ""
-    operator: TolerationOperator | None = None
-    value: Annotated[str, Meta(max_length=names.LABEL_MAX, pattern=names.LABEL_VALUE)] = ""
-    effect: TaintEffect | None = None
-    toleration_seconds: Annotated[int, Meta(extra_json_schema={"format": "int64"})] | None = None
+    key: Annotated[
+        str,
+        Meta(
+            max_length=names.SUBDOMAIN_MAX + 1 + names.LABEL_MAX,
+            description="The taint's key; empty, with operator Exists, every taint.",
+        ),
+    ] = ""
+    operator: Annotated[TolerationOperator, _says("How key and value are compared; absent, Equal.")] | None = None
+    value: Annotated[
+        str, Meta(max_length=names.LABEL_MAX, pattern=names.LABEL_VALUE, description="The taint's value, for Equal.")
+    ] = ""
+    effect: Annotated[TaintEffect, _says("The taint's effect; absent, every effect.")] | None = None
+    toleration_seconds: (
+        Annotated[
+            int,
+            Meta(
+                description="How long the pod stays on a node that gets the taint; absent, for ever.",
+                extra_json_schema={"format": "int64"},
+            ),
+        ]
+        | None
+    ) = None
 
 
 _TOLERATION_RULES = _rules(
@@ -143,7 +179,7 @@ class DevicePluginSource(Struct, frozen=True, kw_only=True):
 class Source(Struct, frozen=True, kw_only=True):
     """Where the class's GPUs come from: exactly one member (R3)."""
 
-    device_plugin: DevicePluginSource | None = None
+    device_plugin: Annotated[DevicePluginSource, _says("GPUs that a device plugin offers.")] | None = None
 
 
 class GPUClassSpec(Struct, frozen=True, kw_only=True):
@@ -161,7 +197,11 @@ class GPUClassSpec(Struct, frozen=True, kw_only=True):
         ),
     ]
     source: Annotated[
-        Source, Meta(extra_json_schema=_rules(("has(self.devicePlugin)", "exactly one source is needed: devicePlugin")))
+        Source,
+        Meta(
+            description="Where the GPUs come from: exactly one member.",
+            extra_json_schema=_rules(("has(self.devicePlugin)", "exactly one source is needed: devicePlugin")),
+        ),
     ]
     max_count: (
         Annotated[
@@ -192,13 +232,11 @@ class Availability(enum.StrEnum):
 class GPUClassStatus(Struct, frozen=True, kw_only=True):
     """How much of the class there is, as far as the hoster shows it."""
 
-    availability: Availability | None = None
-    total: Count | None = None
-    held: Count | None = None
-    free: Count | None = None
-    largest_order: Annotated[Count, Meta(description="The largest order of this class that would fit now.")] | None = (
-        None
-    )
+    availability: Annotated[Availability, _says("What there is of it.")] | None = None
+    total: Annotated[Count, _says("GPUs that there are, where the hoster shows counts.")] | None = None
+    held: Annotated[Count, _says("GPUs that claims hold, where the hoster shows counts.")] | None = None
+    free: Annotated[Count, _says("GPUs that new orders may take, where the hoster shows counts.")] | None = None
+    largest_order: Annotated[Count, _says("The largest order of this class that would fit now.")] | None = None
     conditions: Conditions = []
 
 
@@ -238,37 +276,46 @@ class GPUClaimSpec(Struct, frozen=True, kw_only=True):
 class NodeRefusal(Struct, frozen=True, kw_only=True):
     """A node's kubelet turned the set's pinned pod away; the node is not tried before `expires_at` (R11)."""
 
-    node_name: NodeName
-    reason: Annotated[str, Meta(max_length=128)] = ""
-    message: Annotated[str, Meta(max_length=256)] = ""
-    refused_at: Time
-    expires_at: Time
-    pod_uid: UID = msgspec.field(default="", name="podUID")
+    node_name: Annotated[NodeName, _says("The node that turned the pod away.")]
+    reason: Annotated[str, Meta(max_length=128, description="Kubelet's reason.")] = ""
+    message: Annotated[str, Meta(max_length=256, description="Kubelet's sentence.")] = ""
+    refused_at: Annotated[Time, _says("When.")]
+    expires_at: Annotated[Time, _says("Until when the node is not tried; later with each refusal.")]
+    pod_uid: Annotated[UID, _says("The UID of the pod that was turned away.")] = msgspec.field(
+        default="", name="podUID"
+    )
 
 
 class Attachment(Struct, frozen=True, kw_only=True):
     """The pod that uses the claim's GPUs now."""
 
-    pod_name: ObjectName
-    pod_uid: UID = msgspec.field(name="podUID")
-    since: Time
+    pod_name: PodName
+    pod_uid: Annotated[UID, _says("The pod's UID.")] = msgspec.field(name="podUID")
+    since: Annotated[Time, _says("Since when it uses them.")]
 
 
 class Usage(Struct, frozen=True, kw_only=True):
     """Closed totals, written at transitions only: what runs now is since `heldSince` and `attachment.since` (R12)."""
 
-    held_seconds: Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})] = 0
-    attached_seconds: Annotated[int, Meta(ge=0, extra_json_schema={"format": "int64"})] = 0
+    held_seconds: Annotated[Seconds, _says("Seconds of holds that have ended.")] = 0
+    attached_seconds: Annotated[Seconds, _says("Seconds for which pods that have ended used the GPUs.")] = 0
 
 
 class GPUClaimStatus(Struct, frozen=True, kw_only=True):
     """Where the hold is, and what is known of its use."""
 
-    node_name: Annotated[NodeName, Meta(description="The node that holds the GPUs.")] | None = None
-    held_since: Time | None = None
-    attachment: Attachment | None = None
-    usage: Usage | None = None
-    refusals: Annotated[list[NodeRefusal], Meta(max_length=64, extra_json_schema=_keyed("nodeName"))] = []
+    node_name: Annotated[NodeName, _says("The node that holds the GPUs.")] | None = None
+    held_since: Annotated[Time, _says("Since when they are held; a move does not change it.")] | None = None
+    attachment: Annotated[Attachment, _says("The pod that uses them now.")] | None = None
+    usage: Annotated[Usage, _says("Closed totals, written at transitions only.")] | None = None
+    refusals: Annotated[
+        list[NodeRefusal],
+        Meta(
+            max_length=64,
+            description="Nodes whose kubelet turned the set's pod away; none is tried before its expiry.",
+            extra_json_schema=_keyed("nodeName"),
+        ),
+    ] = []
     conditions: Conditions = []
 
 
@@ -289,14 +336,17 @@ class Exclusion(Struct, frozen=True, kw_only=True):
     """A device that takes no new hold (R13)."""
 
     address: Address
-    reason: Annotated[str, Meta(max_length=256)] = ""
+    reason: Annotated[str, Meta(max_length=256, description="Why, for people.")] = ""
 
 
 class GPUNodeSpec(Struct, frozen=True, kw_only=True):
     """What the hoster takes out of placement."""
 
-    cordoned: Annotated[bool, Meta(description="The node takes no new hold; what it holds stays.")] = False
-    excluded: Annotated[list[Exclusion], Meta(max_length=256, extra_json_schema=_keyed("address"))] = []
+    cordoned: Annotated[bool, _says("The node takes no new hold; what it holds stays.")] = False
+    excluded: Annotated[
+        list[Exclusion],
+        Meta(max_length=256, description="Devices that take no new hold.", extra_json_schema=_keyed("address")),
+    ] = []
 
 
 class Health(enum.StrEnum):
@@ -312,43 +362,68 @@ class ResourceCount(Struct, frozen=True, kw_only=True):
     """Device-plugin devices of one resource: those that kubelet may give to pods, and those that pods use."""
 
     name: ReportedResource
-    allocatable: Count
-    used: Count
+    allocatable: Allocatable
+    used: Used
 
 
 class DeviceUser(Struct, frozen=True, kw_only=True):
     """A pod that uses devices of a function."""
 
-    namespace: Annotated[str, Meta(max_length=names.LABEL_MAX)]
-    name: ObjectName
+    namespace: Annotated[str, Meta(max_length=names.LABEL_MAX, description="The pod's namespace.")]
+    name: PodName
 
 
 class Device(Struct, frozen=True, kw_only=True):
     """One GPU function of the node (R14)."""
 
     address: Address
-    vendor_id: HexID = msgspec.field(default="0000", name="vendorID")
-    device_id: HexID = msgspec.field(default="0000", name="deviceID")
-    model: Annotated[str, Meta(max_length=256)] = ""
-    driver: Annotated[str, Meta(max_length=64)] = ""
-    iommu_group: Annotated[str, Meta(max_length=16)] = ""
-    numa_node: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    physical_function: Address | None = None
-    health: Health
-    resources: Annotated[list[ResourceCount], Meta(max_length=32, extra_json_schema=_keyed("name"))] = []
-    users: Annotated[list[DeviceUser], Meta(max_length=256, extra_json_schema=_keyed("namespace", "name"))] = []
+    vendor_id: Annotated[HexID, _says("PCI vendor, four hex digits.")] = msgspec.field(default="0000", name="vendorID")
+    device_id: Annotated[HexID, _says("PCI device, four hex digits.")] = msgspec.field(default="0000", name="deviceID")
+    model: Annotated[str, Meta(max_length=256, description="Its name in the PCI ID database, else its IDs.")] = ""
+    driver: Annotated[str, Meta(max_length=64, description="The driver that it is bound to.")] = ""
+    iommu_group: Annotated[str, Meta(max_length=16, description="Its IOMMU group.")] = ""
+    numa_node: Annotated[int, Meta(ge=0, le=65535, description="Its NUMA node.")] | None = None
+    physical_function: Annotated[Address, _says("Of a virtual function: the function that it is part of.")] | None = (
+        None
+    )
+    health: Annotated[Health, _says("What kubelet makes of it; Unmanaged, where no device plugin offers it.")]
+    resources: Annotated[
+        list[ResourceCount],
+        Meta(max_length=32, description="What it is offered as.", extra_json_schema=_keyed("name")),
+    ] = []
+    users: Annotated[
+        list[DeviceUser],
+        Meta(max_length=256, description="Pods that use it.", extra_json_schema=_keyed("namespace", "name")),
+    ] = []
 
 
 class GPUNodeStatus(Struct, frozen=True, kw_only=True):
     """What the agent read; the conditions are the controller's (R16)."""
 
-    devices: Annotated[list[Device], Meta(max_length=1024, extra_json_schema=_keyed("address"))] = []
-    unplaced: Annotated[list[ResourceCount], Meta(max_length=256, extra_json_schema=_keyed("name"))] = []
-    resource_names: Annotated[
-        list[ReportedResource], Meta(max_length=256, extra_json_schema={"x-kubernetes-list-type": "set"})
+    devices: Annotated[
+        list[Device],
+        Meta(max_length=1024, description="The node's GPU functions.", extra_json_schema=_keyed("address")),
     ] = []
-    boot_id: Annotated[str, Meta(max_length=64)] = msgspec.field(default="", name="bootID")
-    reported_at: Time | None = None
+    unplaced: Annotated[
+        list[ResourceCount],
+        Meta(
+            max_length=256,
+            description="What kubelet offers by IDs that lead to no function or group of the node.",
+            extra_json_schema=_keyed("name"),
+        ),
+    ] = []
+    resource_names: Annotated[
+        list[ReportedResource],
+        Meta(
+            max_length=256,
+            description="Every resource name of the node's GPUs, those that cannot be placed included.",
+            extra_json_schema={"x-kubernetes-list-type": "set"},
+        ),
+    ] = []
+    boot_id: Annotated[str, Meta(max_length=64, description="The node's boot when it was reported.")] = msgspec.field(
+        default="", name="bootID"
+    )
+    reported_at: Annotated[Time, _says("When the agent last reported.")] | None = None
     conditions: Conditions = []
 
 

@@ -68,9 +68,25 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
 @click.option(
     "--lease-namespace", help="The namespace of the leader's Lease; by default that of the kubeconfig or pod."
 )
-@click.option("--lease-name", default="gpuclaim-controller", show_default=True)
-@click.option("--identity", default=app.default_identity, show_default="host name and process id")
-@click.option("--lease-duration", type=click.FloatRange(min=1), default=15, show_default=True, help="Seconds.")
+@click.option(
+    "--lease-name",
+    default="gpuclaim-controller",
+    show_default=True,
+    help="The name of the Lease that the leader holds.",
+)
+@click.option(
+    "--identity",
+    default=app.default_identity,
+    show_default="host name and process id",
+    help="This replica's name in the Lease; no two may have the same.",
+)
+@click.option(
+    "--lease-duration",
+    type=click.FloatRange(min=1),
+    default=15,
+    show_default=True,
+    help="Seconds that the Lease lasts when it is not renewed: after a leader's death nobody takes orders that long.",
+)
 @click.option(
     "--evacuate-after",
     type=click.FloatRange(min=0),

@@ -14,7 +14,9 @@ from gpuclaim.api import crd
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="The format."
+)
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),

@@ -32,9 +32,19 @@ class _Json(logging.Formatter):
 def options(command: F) -> F:
     """The options --log-level and --log-format; hand their values to `start`."""
     command = click.option(
-        "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="Log this and what is worse.",
     )(command)
-    return click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)(command)
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Lines for people, or JSON for collectors.",
+    )(command)
 
 
 def start(level: str, form: str) -> None:

@@ -71,6 +71,11 @@ def test_lists_of_objects_are_merged_by_a_key_that_each_item_has() -> None:
                 assert key in schema["items"]["required"], path
 
 
+def test_kubectl_explain_says_something_of_every_field() -> None:
+    fields = ((path, schema) for path, schema in schemas() if path.count(".") > 1 and not path.endswith("[]"))
+    assert [path for path, schema in fields if not schema.get("description")] == []
+
+
 def test_kubectl_explain_says_nothing_of_the_designs_numbers() -> None:
     assert [path for path, schema in schemas() if "(R" in schema.get("description", "")] == []
 
