@@ -102,6 +102,23 @@ def test_of_every_field_and_option_something_is_said(page: str) -> None:
     assert [row for row in rows if row.endswith("|  |")] == []
 
 
+def test_every_rule_that_is_cited_is_on_the_page_of_rules() -> None:
+    rules = re.findall(r"^\| (R\d+\w?) \|", (ROOT / "docs" / "reference" / "rules.md").read_text(), re.MULTILINE)
+    assert len(rules) == len(set(rules)) > 60
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "tests").rglob("*.py"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+    cited = {
+        (rule, path.name)
+        for path in files
+        for rule in re.findall(r"(?<![\w/.-])R\d{1,2}[a-z]?(?![\w-])", path.read_text())
+    }
+    assert sorted((rule, name) for rule, name in cited if rule not in rules) == []
+
+
 def test_the_names_page_has_every_name_of_ours() -> None:
     text = (ROOT / "docs" / "reference" / "names.md").read_text()
     ours = (names.SET_LABEL, names.CLASS_LABEL, names.COUNT_LABEL, names.HOLD_FINALIZER, names.VM_NAME_LABEL)
