@@ -189,15 +189,7 @@ async def test_a_deleted_claim_gives_its_gpus_back(hoster: Client) -> None:
     await cloud.until(hoster, GPUClaim, "all", "tenant-a", bound)
     await hoster.delete(GPUClaim, "all", "tenant-a")
     await cloud.until_gone(hoster, GPUClaim, "all", "tenant-a")
-    await _once_admitted(hoster, claim("again", count=4))
-
-
-async def _once_admitted(client: Client, order: GPUClaim) -> GPUClaim:
-    """What has just been given back is known a moment later."""
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(ApiError):
-                return await client.create(order)
+    await cloud.once_admitted(hoster, claim("again", count=4))
 
 
 @pytest.mark.usefixtures("controller")

@@ -147,6 +147,22 @@ async def until_gone(client: Client, type_: type[T], name: str, namespace: str, 
                     return
 
 
+async def changed(client: Client, type_: type[msgspec.Struct], namespace: str, since: str) -> None:
+    """Returns once any object of the kind has changed since that resourceVersion."""
+    async with contextlib.aclosing(client.watch(resource_of(type_), namespace, since=since)) as changes:
+        async for kind, _ in changes:
+            if kind != "BOOKMARK":
+                return
+
+
+async def once_admitted(client: Client, order: GPUClaim, seconds: float = 60) -> GPUClaim:
+    """The order once it is taken: what was just given back, or has just come, is known a moment later."""
+    async with asyncio.timeout(seconds):
+        while True:
+            with contextlib.suppress(ApiError):
+                return await client.create(order)
+
+
 def _changes(
     client: Client, type_: type[msgspec.Struct], name: str, namespace: str, since: str
 ) -> contextlib.aclosing[AsyncGenerator[tuple[str, msgspec.Raw]]]:

@@ -70,6 +70,8 @@ def test_the_reasons_page_has_every_word_of_the_vocabularies() -> None:
             reasons.BoundReason,
             reasons.AttachedReason,
             reasons.HealthyReason,
+            reasons.MoveReason,
+            reasons.EventReason,
             reasons.NodeConditionType,
             reasons.NodeReason,
         )

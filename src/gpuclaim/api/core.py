@@ -118,12 +118,22 @@ class PodSpec(Struct, frozen=True, kw_only=True):
     init_containers: list[Container] = []
 
 
+class PodCondition(Struct, frozen=True, kw_only=True):
+    """v1.PodCondition."""
+
+    type: str
+    status: str = Status.UNKNOWN
+    reason: str = ""
+    message: str = ""
+
+
 class PodStatus(Struct, frozen=True, kw_only=True):
     """v1.PodStatus."""
 
     phase: str = ""
     reason: str = ""
     message: str = ""
+    conditions: list[PodCondition] = []
 
 
 class Pod(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,9 @@ SUBDOMAIN_MAX: Final = 253
 RESOURCE_DOMAIN_MAX: Final = SUBDOMAIN_MAX - len("requests.")
 RESOURCE_NAME_MAX: Final = RESOURCE_DOMAIN_MAX + 1 + LABEL_MAX
 
+HISTORY_MAX: Final = 16
+"""How many moves a claim's status remembers."""
+
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"

@@ -67,6 +67,29 @@ class BoundReason(enum.StrEnum):
     WAITS_FOR_POD = "WaitsForPod"
 
 
+class MoveReason(enum.StrEnum):
+    """Why a hold went to another node."""
+
+    MADE_ROOM = "MadeRoom"
+    SET_GREW = "SetGrew"
+    SET_UNITED = "SetUnited"
+    NODE_REFUSED = "NodeRefused"
+    NODE_UNFIT = "NodeUnfit"
+
+
+class EventReason(enum.StrEnum):
+    """Reasons of the Events on a claim."""
+
+    BOUND = "Bound"
+    WAITING = "Waiting"
+    MOVED = "Moved"
+    NODE_REFUSED = "NodeRefused"
+    POD_WAITS = "PodWaits"
+    UNHEALTHY = "Unhealthy"
+    HEALTHY = "Healthy"
+    RELEASED = "Released"
+
+
 class HealthyReason(enum.StrEnum):
     """Reasons of a claim's Healthy condition: how the node is that holds its GPUs."""
 
@@ -84,5 +107,8 @@ class AttachedReason(enum.StrEnum):
 
     POD_RUNS = "PodRuns"
     POD_PENDING = "PodPending"
+    NODE_LACKS_ROOM = "NodeLacksRoom"
+    NODE_LACKS_GPUS = "NodeLacksGPUs"
+    POD_UNSCHEDULABLE = "PodUnschedulable"
     POD_ELSEWHERE = "PodElsewhere"
     NO_POD = "NoPod"

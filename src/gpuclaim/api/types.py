@@ -286,6 +286,16 @@ class NodeRefusal(Struct, frozen=True, kw_only=True):
     )
 
 
+class HistoryEntry(Struct, frozen=True, kw_only=True):
+    """The hold went to another node."""
+
+    at: Annotated[Time, _says("When.")]
+    from_node: Annotated[NodeName, _says("The node that held the GPUs before.")]
+    to_node: Annotated[NodeName, _says("The node that has held them since.")]
+    reason: Annotated[str, Meta(max_length=64, description="Why, in a word of a fixed vocabulary.")]
+    message: Annotated[str, Meta(max_length=1024, description="Why, in a sentence.")] = ""
+
+
 class Attachment(Struct, frozen=True, kw_only=True):
     """The pod that uses the claim's GPUs now."""
 
@@ -314,6 +324,15 @@ class GPUClaimStatus(Struct, frozen=True, kw_only=True):
             max_length=64,
             description="Nodes whose kubelet turned the set's pod away; none is tried before its expiry.",
             extra_json_schema=_keyed("nodeName"),
+        ),
+    ] = []
+    history: Annotated[
+        list[HistoryEntry],
+        Meta(
+            max_length=names.HISTORY_MAX,
+            description="The last moves of the hold, the newest last; where it was bound first is the first entry's"
+            " `fromNode`.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
         ),
     ] = []
     conditions: Conditions = []

@@ -22,6 +22,7 @@ from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller.binder import Binder
 from gpuclaim.controller.mirror import KINDS, Mirror
+from gpuclaim.controller.recorder import Recorder
 from gpuclaim.controller.reporter import Reporter
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.config import Config
@@ -78,8 +79,14 @@ class Controller:
         self._elector = Elector(
             client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
         )
+        self._recorder = Recorder(client, config.identity, now=now, lease_left=self._elector.remaining)
         self._binder = Binder(
-            self.books, client, now=now, lease_left=self._elector.remaining, grace=config.evacuate_after
+            self.books,
+            client,
+            now=now,
+            lease_left=self._elector.remaining,
+            grace=config.evacuate_after,
+            say=self._recorder.say,
         )
         self._reporter = Reporter(
             self.books, client, now=now, lease_left=self._elector.remaining, counts=config.show_counts
@@ -152,6 +159,7 @@ class Controller:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._binder.run())
                 group.create_task(self._reporter.run())
+                group.create_task(self._recorder.run())
                 group.create_task(self._keep_webhooks(endpoint, authority, ready))
         finally:
             self._prepared = False

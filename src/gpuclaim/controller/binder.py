@@ -17,13 +17,14 @@ import msgspec
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
 from gpuclaim.api import core, model, names
 from gpuclaim.api.core import Outcome
-from gpuclaim.api.reasons import HealthyReason
+from gpuclaim.api.reasons import HealthyReason, MoveReason
 from gpuclaim.api.types import GPUClaim, GPUClaimStatus
-from gpuclaim.controller import claim_status
+from gpuclaim.controller import claim_events, claim_status
+from gpuclaim.controller.claim_events import Said
 from gpuclaim.controller.claim_status import SetPod
 from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
-from gpuclaim.placement import evacuation, refusals
+from gpuclaim.placement import evacuation, refusals, unscheduled
 from gpuclaim.placement.ailment import ailment
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
@@ -54,6 +55,7 @@ class Binder:
         now: Callable[[], dt.datetime],
         lease_left: Callable[[], float],
         grace: dt.timedelta = dt.timedelta(minutes=1),
+        say: Callable[[GPUClaim, list[Said]], None] = lambda _claim, _said: None,
     ) -> None:
         """Sets up.
 
@@ -63,11 +65,13 @@ class Binder:
             now: the present moment.
             lease_left: for how many seconds from now on this process may write.
             grace: how long a node may be unfit before sets that are off leave it.
+            say: takes what a tenant should hear of a claim; must return at once.
         """
         self._books = books
         self._client = client
         self._now = now
         self._lease_left = lease_left
+        self._say = say
         self._queue: WorkQueue[Key] = WorkQueue()
         self._told = asyncio.Event()
         self._active = False
@@ -158,12 +162,13 @@ class Binder:
             return False
         return True
 
-    async def make_moves(self, token: str, moves: tuple[Move, ...]) -> None:
+    async def make_moves(self, token: str, moves: tuple[Move, ...], why: MoveReason | None = None) -> None:
         """Stores moves of holds, one write a claim; each hold is good before, between and after (R35a).
 
         Args:
             token: the reservation that keeps the moves' targets.
             moves: whole sets.
+            why: what the history says of it; by default what the reservation is for tells.
 
         Raises:
             MoveError: not all could be stored. Where any was, or may have been, the reservation stays until its time
@@ -171,20 +176,29 @@ class Binder:
         """
         for number, move in enumerate(moves):
             try:
-                await self._make_move(move)
+                await self._make_move(move, why or self._why(token, move))
             except _RETRIED as error:
                 if number == 0 and isinstance(error, ApiError):
                     self._books.release(token)
                 raise MoveError(str(error) or "time ran out") from error
             log.info("%s: moved %s/%s to %s", token, move.namespace, move.name, move.to_node)
 
-    async def _make_move(self, move: Move) -> None:
+    def _why(self, token: str, move: Move) -> MoveReason:
+        reservation = self._books.reservation(token)
+        if reservation is None or reservation.order is None:
+            # A pod is being admitted, and its set's node is under a refusal.
+            return MoveReason.NODE_REFUSED
+        order, claim = reservation.order, self._books.claim(move.namespace, move.name)
+        same = claim is not None and (order.namespace, order.set_name) == (move.namespace, model.claim_set(claim))
+        return MoveReason.SET_GREW if same else MoveReason.MADE_ROOM
+
+    async def _make_move(self, move: Move, why: MoveReason) -> None:
         claim = self._books.claim(move.namespace, move.name)
         for last in (False, True):
             if claim is None or claim.status.node_name != move.from_node:
                 raise ApiError(Outcome(code=409, reason="Conflict", message=f"claim {move.name!r} has changed"))
             try:
-                await self._write(claim, claim_status.bound(claim, move.to_node, self._now()))
+                await self._write(claim, claim_status.bound(claim, move.to_node, self._now(), why))
             except ApiError as error:
                 if error.code != 409 or last:
                     raise
@@ -238,7 +252,8 @@ class Binder:
             self._tell_ailments()
             for each in self._watch.leaving(self._books, self._now()):
                 token = f"evacuate {each.namespace}/{each.set_name}"
-                await self._place_anew(each.namespace, each.set_name, token, avoid=frozenset({each.node}))
+                avoid = frozenset({each.node})
+                await self._place_anew(each.namespace, each.set_name, token, MoveReason.NODE_UNFIT, avoid)
             await asyncio.sleep(_EVACUATION_PAUSE_SECONDS)
 
     def _tell_ailments(self) -> None:
@@ -253,7 +268,8 @@ class Binder:
     async def _unite_split_sets(self) -> None:
         self._split = False
         for namespace, set_name in self._books.split_sets():
-            if not await self._place_anew(namespace, set_name, f"unite {namespace}/{set_name}"):
+            token = f"unite {namespace}/{set_name}"
+            if not await self._place_anew(namespace, set_name, token, MoveReason.SET_UNITED):
                 self._split = True
 
     async def _reconcile(self, key: Key) -> None:
@@ -298,10 +314,12 @@ class Binder:
                 log.warning("set %s/%s: node %s turned its pod away: %s", namespace, set_name, away.node, away.reason)
                 return True
         if not refusals.pending(self._books.claims_of_set(namespace, set_name), aways.values()):
-            await self._place_anew(namespace, set_name, f"refused {namespace}/{set_name}")
+            await self._place_anew(namespace, set_name, f"refused {namespace}/{set_name}", MoveReason.NODE_REFUSED)
         return False
 
-    async def _place_anew(self, namespace: str, set_name: str, token: str, avoid: frozenset[str] = frozenset()) -> bool:
+    async def _place_anew(
+        self, namespace: str, set_name: str, token: str, why: MoveReason, avoid: frozenset[str] = frozenset()
+    ) -> bool:
         """Brings a set that has no pod to a node that takes it, if there is a better one; whether all went well."""
         if self._books.in_flight(namespace, set_name):
             return True
@@ -310,7 +328,7 @@ class Binder:
             return True
         self._books.reserve_moves(token, verdict.moves, self._now() + RESERVED_FOR)
         try:
-            await self.make_moves(token, verdict.moves)
+            await self.make_moves(token, verdict.moves, why)
         except MoveError as error:
             log.warning("%s: not moved: %s", token, error)
             return False
@@ -343,7 +361,8 @@ class Binder:
         if not pods:
             return None
         pod = next((pod for pod in pods if pod.node == claim.status.node_name), pods[0])
-        return SetPod(pod.name, pod.uid, pod.node)
+        waits = None if pod.node else unscheduled.said_of(pod, self._books.resources)
+        return SetPod(pod.name, pod.uid, pod.node, waits)
 
     async def _let_go(self, claim: GPUClaim) -> bool:
         """Takes the finalizer off a deleted claim whose set has no pod any more; whether it did."""
@@ -352,6 +371,7 @@ class Binder:
         kept = [finalizer for finalizer in claim.metadata.finalizers if finalizer != names.HOLD_FINALIZER]
         if kept != claim.metadata.finalizers:
             await self._write_finalizers(claim, kept)
+            self._say(claim, claim_events.released(claim))
         return True
 
     # --- writes -----------------------------------------------------------------------------------------------------
@@ -360,6 +380,7 @@ class Binder:
         patch = claim_status.merge_patch(claim.status, status)
         if patch:
             await self._patch(claim, {"status": patch}, "status")
+            self._say(claim, claim_events.between(claim, status))
 
     async def _write_finalizers(self, claim: GPUClaim, finalizers: list[str]) -> None:
         await self._patch(claim, {"metadata": {"finalizers": finalizers}}, "")

@@ -4,33 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from gpuclaim.api import model
+from gpuclaim.api import model, names
 from gpuclaim.api.core import Status
-from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition, HealthyReason
-from gpuclaim.api.types import Attachment, Condition, GPUClaim, GPUClaimStatus, Usage
+from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition, HealthyReason, MoveReason
+from gpuclaim.api.types import Attachment, Condition, GPUClaim, GPUClaimStatus, HistoryEntry, Usage
 from gpuclaim.placement.ailment import SAID
 from gpuclaim.placement.orders import Verdict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SetPod:
-    """The live pod of a claim's set; `node` is empty until it is scheduled."""
+    """The live pod of a claim's set; `node` is empty until it is scheduled, and `waits` says why it is not."""
 
     name: str
     uid: str
     node: str
+    waits: tuple[AttachedReason, str] | None = None
 
 
-def bound(claim: GPUClaim, node: str, now: dt.datetime) -> GPUClaimStatus:
-    """The status once the claim holds its GPUs on `node`, anew or moved there."""
+SAID_OF_MOVES: Final = {
+    MoveReason.MADE_ROOM: "to make room for an order",
+    MoveReason.SET_GREW: "to make room for another claim of the set",
+    MoveReason.SET_UNITED: "to bring the set together on one node",
+    MoveReason.NODE_REFUSED: "as the node had turned the set's pod away",
+    MoveReason.NODE_UNFIT: "as the node is down, drained or short of GPUs",
+}
+"""Why a hold moved, as the end of a sentence; nothing of others is in it."""
+
+
+def bound(claim: GPUClaim, node: str, now: dt.datetime, why: MoveReason = MoveReason.MADE_ROOM) -> GPUClaimStatus:
+    """The status once the claim holds its GPUs on `node`, anew or moved there; a move gets a line in the history."""
     status = claim.status
     moved = status.node_name is not None and status.node_name != node
+    history = status.history
+    if moved:
+        text = f"moved from node {status.node_name} to node {node} {SAID_OF_MOVES[why]}"
+        entry = HistoryEntry(
+            at=model.utc(now), from_node=status.node_name or "", to_node=node, reason=why, message=text
+        )
+        history = [*history, entry][-names.HISTORY_MAX :]
     return _with(
-        msgspec.structs.replace(status, node_name=node, held_since=status.held_since or model.utc(now)),
+        msgspec.structs.replace(
+            status, node_name=node, held_since=status.held_since or model.utc(now), history=history
+        ),
         claim,
         ClaimCondition.BOUND,
         Status.TRUE,
@@ -61,13 +81,12 @@ def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime) -> GPUClaimS
         status = msgspec.structs.replace(status, attachment=attachment)
     if here is not None:
         condition = (Status.TRUE, AttachedReason.POD_RUNS, f"pod {here.name} uses them")
+    elif pod is not None and pod.node:
+        text = f"pod {pod.name} runs on node {pod.node}, not where the hold is"
+        condition = (Status.FALSE, AttachedReason.POD_ELSEWHERE, text)
     elif pod is not None:
-        where = f"runs on node {pod.node}, not where the hold is" if pod.node else "is not scheduled yet"
-        condition = (
-            Status.FALSE,
-            AttachedReason.POD_ELSEWHERE if pod.node else AttachedReason.POD_PENDING,
-            f"pod {pod.name} {where}",
-        )
+        reason, text = pod.waits or (AttachedReason.POD_PENDING, f"pod {pod.name} is not scheduled yet")
+        condition = (Status.FALSE, reason, text)
     else:
         condition = (Status.FALSE, AttachedReason.NO_POD, f"no pod of set {model.claim_set(claim)} runs")
     status = _with(status, claim, ClaimCondition.ATTACHED, *condition, now)

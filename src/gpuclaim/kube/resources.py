@@ -31,6 +31,40 @@ class Lease(Struct, frozen=True, kw_only=True):
     spec: LeaseSpec = LeaseSpec()
 
 
+class ObjectReference(Struct, frozen=True, kw_only=True):
+    """v1.ObjectReference."""
+
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class EventSeries(Struct, frozen=True, kw_only=True):
+    """events.k8s.io/v1 EventSeries."""
+
+    count: int
+    last_observed_time: dt.datetime
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """events.k8s.io/v1 Event."""
+
+    api_version: Literal["events.k8s.io/v1"] = "events.k8s.io/v1"
+    kind: Literal["Event"] = "Event"
+    metadata: ObjectMeta
+    event_time: dt.datetime | None = None
+    reporting_controller: str = ""
+    reporting_instance: str = ""
+    action: str = ""
+    reason: str = ""
+    regarding: ObjectReference = ObjectReference()
+    note: str = ""
+    type: str = ""
+    series: EventSeries | None = None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Resource:
     """A kind as the apiserver serves it."""
@@ -58,6 +92,7 @@ TYPED: dict[type, Resource] = {
     core.Pod: Resource("v1", "pods", namespaced=True),
     core.Namespace: Resource("v1", "namespaces", namespaced=False),
     core.ResourceQuota: Resource("v1", "resourcequotas", namespaced=True),
+    Event: Resource("events.k8s.io/v1", "events", namespaced=True),
     Lease: Resource("coordination.k8s.io/v1", "leases", namespaced=True),
 }
 

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode, Mode, Toleration
+from gpuclaim.placement import unscheduled
 from gpuclaim.placement.budget import Budgets
 from gpuclaim.placement.facts import NodeFacts, Offers, PodFacts
 from gpuclaim.placement.index import View
@@ -198,7 +199,7 @@ class Books:
             self._pod_of_set(old, None)
         if pod is not None:
             requests = self._requests.setdefault(pod.requests, pod.requests)
-            pod = PodFacts(pod.namespace, pod.name, pod.uid, pod.set_name, pod.node, requests)
+            pod = PodFacts(pod.namespace, pod.name, pod.uid, pod.set_name, pod.node, requests, pod.lacks)
             self._pods[key] = pod
             self._pod_of_set(pod, pod)
 
@@ -701,7 +702,10 @@ def pod_facts(pod: core.Pod) -> PodFacts:
         # No apiserver stores a pod that asks for half a device.
         requests = {}
     counted = tuple(sorted((name, count) for name, count in requests.items() if count > 0))
-    return PodFacts(meta.namespace, meta.name, meta.uid, model.pod_set(meta.labels), pod.spec.node_name, counted)
+    set_name = model.pod_set(meta.labels)
+    # Only a claim says so, and only a set has claims: of other pods it would cost memory and look-ups.
+    lacking = unscheduled.lacks(pod) if set_name is not None else None
+    return PodFacts(meta.namespace, meta.name, meta.uid, set_name, pod.spec.node_name, counted, lacking)
 
 
 def _forget_claim(claims: list[GPUClaim], claim: GPUClaim) -> None:

@@ -30,6 +30,9 @@ class PodFacts:
     set_name: str | None
     node: str
     requests: tuple[tuple[str, int], ...]
+    lacks: frozenset[str] | None = None
+    """What the scheduler found too little of on the pod's node (`placement.unscheduled`); None where it placed the pod,
+    or has not tried yet."""
 
     @property
     def group(self) -> tuple[str, str | None, str]:
