@@ -39,8 +39,9 @@ lock: $(UV) ## resolve the dependencies anew into requirements/ (add ARGS=--upgr
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) pyproject.toml -o requirements/runtime.txt
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) -c requirements/runtime.txt --group dev pyproject.toml -o requirements/dev.txt
 
-crds: $(READY) ## write the CRDs into the chart, after a change of the API's types
+crds: $(READY) ## write the CRDs and the guard into the chart, after a change of either
 	@$(VENV)/bin/gpuclaim crds --into chart/gpuclaim/templates/crds
+	@$(VENV)/bin/python chart/generate.py
 
 proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
 	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpuclaim.admission import guard
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, Content
 from gpuclaim.local.controlplane import ControlPlane
@@ -23,6 +24,7 @@ EVERYTHING = {
         "pullPolicy": "Always",
         "pullSecrets": [{"name": "secret"}],
     },
+    "exemptNamespaces": ["gpu-operator", "a", "a"],
     "agent": {
         "interval": 2.5,
         "heartbeat": 60,
@@ -66,6 +68,15 @@ def everything(tmp_path: Path) -> Path:
 def the(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
     (found,) = (each for each in objects if each["kind"] == kind)
     return found
+
+
+@pytest.mark.parametrize("exempt", [[], ["gpu-operator", "a", "a"]])
+def test_the_guard_is_the_codes(helm: Helm, tmp_path: Path, exempt: list[str]) -> None:
+    values = tmp_path / "exempt.json"
+    values.write_text(json.dumps({"exemptNamespaces": exempt}))
+    found = [each for each in helm.objects("--values", str(values)) if each["metadata"]["name"] == guard.NEW]
+    wanted = [guard.new_classes(), guard.new_classes_binding(exempt)]
+    assert sorted(found, key=lambda each: str(each["kind"])) == wanted
 
 
 def test_lint(helm: Helm, everything: Path) -> None:
@@ -129,7 +140,8 @@ def test_every_value_has_its_effect(helm: Helm, everything: Path) -> None:
     assert port["containerPort"] == 8080
     rules = the(objects, "ClusterRole")["rules"]
     assert all("pods" not in rule["resources"] for rule in rules)
-    condition = the(objects, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"]
+    fence = [each for each in objects if each["metadata"]["name"] != guard.NEW]
+    condition = the(fence, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"]
     assert f"'system:serviceaccount:{NAMESPACE}:gpus-agent'" in condition
 
 

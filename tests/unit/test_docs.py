@@ -123,7 +123,14 @@ def test_every_rule_that_is_cited_is_on_the_page_of_rules() -> None:
 
 def test_the_names_page_has_every_name_of_ours() -> None:
     text = (ROOT / "docs" / "reference" / "names.md").read_text()
-    ours = (names.SET_LABEL, names.CLASS_LABEL, names.COUNT_LABEL, names.HOLD_FINALIZER, names.VM_NAME_LABEL)
+    ours = (
+        names.SET_LABEL,
+        names.CLASS_LABEL,
+        names.COUNT_LABEL,
+        names.GUARDED_LABEL,
+        names.HOLD_FINALIZER,
+        names.VM_NAME_LABEL,
+    )
     assert [name for name in (*ours, names.budget_key(names.TOTAL)) if f"`{name}`" not in text] == []
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from gpuclaim.admission import guard
 from gpuclaim.api import names
 
 NAME: Final = "gpuclaim"
@@ -20,7 +21,17 @@ PODS_PATH: Final = "/pods"
 ORDERS: Final = f"orders.{names.GROUP}"
 HOLDS: Final = f"holds.{names.GROUP}"
 PODS: Final = f"pods.{names.GROUP}"
+VM_PODS: Final = f"vm-pods.{names.GROUP}"
 TIMEOUT_SECONDS: Final = 10
+
+# A selector cannot say "or": a pod of a set carries the one label, or the other alone.
+_POD_SELECTORS: Final[Mapping[str, list[dict[str, str]]]] = {
+    PODS: [{"key": names.SET_LABEL, "operator": "Exists"}],
+    VM_PODS: [
+        {"key": names.SET_LABEL, "operator": "DoesNotExist"},
+        {"key": names.VM_NAME_LABEL, "operator": "Exists"},
+    ],
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,10 +55,11 @@ def configurations(
 ) -> list[dict[str, Any]]:
     """The mutating and the validating configuration.
 
-    Pods are asked about only where they request one of `resources`, so that all others start while nobody answers
-    here (R43a); those that do are refused then, never let through unpinned. In `exempt` namespaces none is asked
-    about (R44).
+    Pods are asked about only where they belong to a set and request one of `resources`, so that all others start while
+    nobody answers here (R43a); those that do are refused then, never let through unpinned. Pods of no set are the
+    guard's. In `exempt` namespaces none is asked about (R44).
     """
+    resources = sorted(set(resources))
     common = {
         "admissionReviewVersions": ["v1"],
         "failurePolicy": "Fail",
@@ -68,36 +80,26 @@ def configurations(
         "rules": [claims],
         "matchConditions": [{"name": "has-no-finalizer-yet", "expression": f"!({has_finalizer})"}],
     }
-    pods = {
-        "name": PODS,
-        "clientConfig": endpoint.config(PODS_PATH, authority),
-        "rules": [_rule("", "v1", "pods")],
-        "matchConditions": [{"name": "asks-for-a-gpu", "expression": asks_for(resources)}],
-    }
+    pods = [
+        {
+            "name": name,
+            "clientConfig": endpoint.config(PODS_PATH, authority),
+            "rules": [_rule("", "v1", "pods")],
+            # Labels cost nothing to look at: of the others nothing is evaluated.
+            "objectSelector": {"matchExpressions": selector},
+            "matchConditions": [{"name": "asks-for-a-gpu", "expression": guard.asks_for(resources)}],
+        }
+        for name, selector in _POD_SELECTORS.items()
+    ]
     if spared := sorted(exempt):
         outside = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": spared}
-        pods["namespaceSelector"] = {"matchExpressions": [outside]}
+        for each in pods:
+            each["namespaceSelector"] = {"matchExpressions": [outside]}
     mutating = common | {"reinvocationPolicy": "Never"}
     return [
-        _configuration("MutatingWebhookConfiguration", [mutating | holds, mutating | pods]),
+        _configuration("MutatingWebhookConfiguration", [mutating | each for each in (holds, *pods)]),
         _configuration("ValidatingWebhookConfiguration", [common | orders]),
     ]
-
-
-def asks_for(resources: Iterable[str]) -> str:
-    """The CEL expression that is true of a pod with a container, or init container, that asks for one of them."""
-    wanted = ", ".join(f"'{name}'" for name in sorted(set(resources)))
-    if not wanted:
-        return "false"
-    # Requests of extended resources equal their limits, and may be given without them.
-    asks = (
-        "has(c.resources) && ((has(c.resources.limits) && c.resources.limits.exists(r, r in [{wanted}]))"
-        " || (has(c.resources.requests) && c.resources.requests.exists(r, r in [{wanted}])))"
-    ).replace("{wanted}", wanted)
-    return (
-        f"object.spec.containers.exists(c, {asks})"
-        f" || (has(object.spec.initContainers) && object.spec.initContainers.exists(c, {asks}))"
-    )
 
 
 def _configuration(kind: str, webhooks: list[dict[str, Any]]) -> dict[str, Any]:

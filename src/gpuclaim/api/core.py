@@ -146,6 +146,27 @@ class Pod(Struct, frozen=True, kw_only=True):
     status: PodStatus = PodStatus()
 
 
+class DeviceClassSpec(Struct, frozen=True, kw_only=True):
+    """resource.k8s.io/v1 DeviceClassSpec."""
+
+    extended_resource_name: str = ""
+
+
+class DeviceClass(Struct, frozen=True, kw_only=True):
+    """resource.k8s.io/v1 DeviceClass."""
+
+    api_version: Literal["resource.k8s.io/v1"] = "resource.k8s.io/v1"
+    kind: Literal["DeviceClass"] = "DeviceClass"
+    metadata: ObjectMeta
+    spec: DeviceClassSpec = DeviceClassSpec()
+
+
+class VirtualMachine(Struct, frozen=True, kw_only=True):
+    """kubevirt.io/v1 VirtualMachine, its metadata alone."""
+
+    metadata: ObjectMeta
+
+
 class Namespace(Struct, frozen=True, kw_only=True):
     """v1.Namespace."""
 

@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import tenacity
 
-from gpuclaim.admission import server, webhooks
+from gpuclaim.admission import guard, server, webhooks
 from gpuclaim.admission.certificates import Serving
 from gpuclaim.admission.desk import Desk
 from gpuclaim.admission.webhooks import Endpoint
-from gpuclaim.api import core, model
-from gpuclaim.api.types import GPUClaim
+from gpuclaim.api import core, names
+from gpuclaim.api.types import GPUClaim, GPUClass
 from gpuclaim.controller.binder import Binder
-from gpuclaim.controller.mirror import KINDS, Mirror
+from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
 from gpuclaim.controller.recorder import Recorder
 from gpuclaim.controller.reporter import Reporter
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
@@ -33,6 +33,8 @@ from gpuclaim.placement.books import Books, Settings
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 1.0
+_IN_FORCE_SECONDS: Final = 5.0
+"""An apiserver takes a policy up within a second or two; until then a class is left to the policy about new ones."""
 
 
 def default_identity() -> str:
@@ -95,7 +97,10 @@ class Controller:
         self._classes_changed = asyncio.Event()
         self._informers: dict[type, Informer[Any]] = {
             kind: Informer(
-                client, kind, Mirror(kind, self.books, self._binder, self._reporter, self._classes_changed.set)
+                client,
+                kind,
+                Mirror(kind, self.books, self._binder, self._reporter, self._classes_changed.set),
+                optional=kind in OPTIONAL,
             )
             for kind in KINDS
         }
@@ -165,8 +170,10 @@ class Controller:
             self._prepared = False
 
     async def _keep_webhooks(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
-        """Writes the webhook configurations, and again whenever the classes ask for other resources."""
+        """Writes the guard and the webhook configurations, and again whenever pods ask for classes by other names."""
         written: list[dict[str, Any]] = []
+        in_force = 0.0
+        clock = asyncio.get_running_loop().time
         trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
@@ -174,17 +181,41 @@ class Controller:
         )
         while True:
             self._classes_changed.clear()
-            resources = (model.resource_name(cls) for cls in self.books.classes.values())
-            exempt = self._config.settings.exempt_namespaces
-            wanted = webhooks.configurations(endpoint, authority, filter(None, resources), exempt)
-            for configuration in wanted:
-                if configuration not in written:
-                    await trying(self._client.apply, configuration, manager="gpuclaim-controller")
+            asked, exempt = self.books.resource_names, self._config.settings.exempt_namespaces
+            # The guard first: pods of no set are its alone.
+            wanted = [
+                *guard.policies(asked, exempt),
+                *webhooks.configurations(endpoint, authority, asked, exempt),
+            ]
+            changed = [configuration for configuration in wanted if configuration not in written]
+            for configuration in changed:
+                await trying(self._client.apply, configuration, manager="gpuclaim-controller")
             if not written:
                 log.info("takes orders")
                 ready()
-            written = wanted
-            await self._classes_changed.wait()
+            if changed:
+                written, in_force = wanted, clock() + _IN_FORCE_SECONDS
+            try:
+                async with asyncio.timeout_at(in_force or None):
+                    await self._classes_changed.wait()
+            except TimeoutError:
+                in_force = 0.0 if await self._say_guarded() else clock() + _IN_FORCE_SECONDS
+
+    async def _say_guarded(self) -> bool:
+        """Labels the classes that the guard names now: the policy about new classes leaves them to it.
+
+        Whether all that needed it have the label.
+        """
+        well = True
+        for cls in [*self.books.classes.values()]:
+            if names.GUARDED_LABEL not in cls.metadata.labels:
+                label = {"metadata": {"labels": {names.GUARDED_LABEL: "true"}, "uid": cls.metadata.uid}}
+                try:
+                    await self._client.patch(GPUClass, cls.metadata.name, label)
+                except (ApiError, UnreachableError) as error:
+                    log.warning("the label of class %s: %s", cls.metadata.name, error)
+                    well = False
+        return well
 
     async def _tick(self) -> None:
         """What only time changes: reservations that ran out, nodes that fell silent."""

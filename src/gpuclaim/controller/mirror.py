@@ -16,6 +16,7 @@ T = TypeVar("T", bound=Known)
 
 KINDS: tuple[type[Known], ...] = (
     GPUClass,
+    core.DeviceClass,
     core.Namespace,
     core.ResourceQuota,
     core.Node,
@@ -24,6 +25,9 @@ KINDS: tuple[type[Known], ...] = (
     GPUClaim,
 )
 """Every kind that the books take, in the order in which it is best learnt."""
+
+OPTIONAL: frozenset[type[Known]] = frozenset({core.DeviceClass})
+"""The kinds of it that not every cluster serves."""
 
 
 @dataclasses.dataclass
@@ -80,5 +84,5 @@ class Mirror(Generic[T]):
 
     def _room(self) -> None:
         self.binder.room_changed()
-        if self.kind is GPUClass:
+        if self.kind is GPUClass or self.kind is core.DeviceClass:
             self.classes_changed()

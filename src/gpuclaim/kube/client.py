@@ -30,6 +30,8 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 _WATCH_SILENCE_SECONDS: Final = 150
 _RETRIES: Final = 5
 _GOODBYE_SECONDS: Final = 0.1
+_JSON: Final = "application/json"
+_METADATA: Final = "application/json;as={};g=meta.k8s.io;v=v1"
 
 
 class Content(enum.StrEnum):
@@ -160,14 +162,16 @@ class Client:
         field_selector: str = "",
         label_selector: str = "",
         page: int = 1000,
+        metadata_only: bool = False,
     ) -> tuple[builtins.list[msgspec.Raw], str]:
-        """As `list`, each object still as JSON."""
+        """As `list`, each object still as JSON, or its metadata alone."""
         items: builtins.list[msgspec.Raw] = []
         token = ""
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
         while True:
             params = selectors | {"limit": str(page), "continue": token}
-            body = await self.request("GET", resource.path(namespace), params=params)
+            accept = _METADATA.format("PartialObjectMetadataList") if metadata_only else _JSON
+            body = await self.request("GET", resource.path(namespace), params=params, accept=accept)
             listed = self._decode(_RawList, body)
             items += listed.items
             token = listed.metadata.continue_
@@ -244,11 +248,20 @@ class Client:
         return self._discovered[key]
 
     async def watch(
-        self, resource: Resource, namespace: str = "", *, since: str, field_selector: str = "", seconds: int = 300
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        since: str,
+        field_selector: str = "",
+        label_selector: str = "",
+        metadata_only: bool = False,
+        seconds: int = 300,
     ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
         """Changes of a kind since a resourceVersion, as (ADDED, MODIFIED, DELETED or BOOKMARK, object as JSON).
 
-        Ends after about `seconds`, as the apiserver ends it. Leave it before that with `contextlib.aclosing`.
+        An object that a selector no longer selects is DELETED. Ends after about `seconds`, as the apiserver ends it.
+        Leave it before that with `contextlib.aclosing`.
 
         Raises:
             ApiError: code 410 where the apiserver no longer has the changes since then.
@@ -260,7 +273,9 @@ class Client:
             "resourceVersion": since,
             "timeoutSeconds": str(seconds),
             "fieldSelector": field_selector,
+            "labelSelector": label_selector,
         }
+        accept = _METADATA.format("PartialObjectMetadata") if metadata_only else _JSON
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_WATCH_SILENCE_SECONDS)
         decoder = self._decoder(_RawEvent)
         session = self._open()
@@ -268,7 +283,7 @@ class Client:
             async with session.get(
                 self.config.server + resource.path(namespace),
                 params={key: value for key, value in params.items() if value},
-                headers=await self.config.headers(),
+                headers={"Accept": accept} | await self.config.headers(),
                 timeout=timeout,
             ) as answer:
                 if answer.status >= 400:
@@ -302,7 +317,7 @@ class Client:
         body: Body | None = None,
         params: Mapping[str, str] | None = None,
         content: str = "application/json",
-        accept: str = "application/json",
+        accept: str = _JSON,
     ) -> bytes:
         """One request; repeated only where the apiserver asks for that (429 or 503 with retryAfterSeconds).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, NotRequired, Protocol, TypedDict, TypeVar
 
 import msgspec
 import tenacity
@@ -22,6 +22,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
 T_contra = TypeVar("T_contra", contravariant=True)
 _Key = tuple[str, str]
+_ABSENT_SECONDS: Final = 5
+
+
+class _Selection(TypedDict):
+    """What of a kind is asked for, as the client's parameters."""
+
+    field_selector: str
+    label_selector: NotRequired[str]
+    metadata_only: NotRequired[bool]
 
 
 class Receiver(Protocol[T_contra]):
@@ -56,8 +65,29 @@ class Informer(Generic[T]):
     """
 
     def __init__(
-        self, client: Client, type_: type[T], receiver: Receiver[T], *, namespace: str = "", field_selector: str = ""
+        self,
+        client: Client,
+        type_: type[T],
+        receiver: Receiver[T],
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        metadata_only: bool = False,
+        optional: bool = False,
     ) -> None:
+        """Sets up.
+
+        Args:
+            client: how the apiserver is asked.
+            type_: the kind; `metadata` is all that is read of it where `metadata_only`.
+            receiver: is told of every change.
+            namespace: only objects of this namespace.
+            field_selector: only objects that it selects.
+            label_selector: only objects that it selects; one that no longer is selected is gone.
+            metadata_only: ask for the objects' metadata alone.
+            optional: the cluster may not serve the kind (now): that is as if it had no objects, and is asked again.
+        """
         self.synced = asyncio.Event()
         self.version = ""
         self._client = client
@@ -65,7 +95,12 @@ class Informer(Generic[T]):
         self._resource = resource_of(type_)
         self._receiver = receiver
         self._namespace = namespace
-        self._selector = field_selector
+        self._selection: _Selection = {"field_selector": field_selector}
+        if label_selector:
+            self._selection["label_selector"] = label_selector
+        if metadata_only:
+            self._selection["metadata_only"] = True
+        self._optional = optional
         self._decoder = msgspec.json.Decoder(type_)
         self._peek = msgspec.json.Decoder(_Named)
         self._known: dict[_Key, str] = {}
@@ -105,7 +140,7 @@ class Informer(Generic[T]):
             self._watching = asyncio.create_task(self._watch())
             await self._watching
         except ApiError as error:
-            if error.code not in {410, 504}:
+            if error.code not in {410, 504} and not (self._optional and error.code == 404):
                 raise
             self._stale = True
         except asyncio.CancelledError:
@@ -132,7 +167,7 @@ class Informer(Generic[T]):
         self._started += 1
         number = self._started
         try:
-            items, version = await self._client.list_raw(self._resource, self._namespace, field_selector=self._selector)
+            items, version = await self._fetch()
         except BaseException:
             self._stale = True
             raise
@@ -150,8 +185,21 @@ class Informer(Generic[T]):
             self._finished = number
             self._listed.notify_all()
 
+    async def _fetch(self) -> tuple[list[msgspec.Raw], str]:
+        try:
+            return await self._client.list_raw(self._resource, self._namespace, **self._selection)
+        except ApiError as error:
+            if not (self._optional and error.code == 404):
+                raise
+            return [], ""
+
     async def _watch(self) -> None:
-        events = self._client.watch(self._resource, self._namespace, since=self.version, field_selector=self._selector)
+        if not self.version:
+            # The kind is not served; nothing tells when it is.
+            await asyncio.sleep(_ABSENT_SECONDS)
+            self._stale = True
+            return
+        events = self._client.watch(self._resource, self._namespace, since=self.version, **self._selection)
         async with contextlib.aclosing(events):
             async for kind, item in events:
                 self._works()

@@ -93,6 +93,8 @@ TYPED: dict[type, Resource] = {
     core.Namespace: Resource("v1", "namespaces", namespaced=False),
     core.ResourceQuota: Resource("v1", "resourcequotas", namespaced=True),
     Event: Resource("events.k8s.io/v1", "events", namespaced=True),
+    core.DeviceClass: Resource("resource.k8s.io/v1", "deviceclasses", namespaced=False),
+    core.VirtualMachine: Resource("kubevirt.io/v1", "virtualmachines", namespaced=True),
     Lease: Resource("coordination.k8s.io/v1", "leases", namespaced=True),
 }
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar, cast
 
-from gpuclaim.api import core, model
+from gpuclaim.api import core, model, names
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode, Mode, Toleration
 from gpuclaim.placement import unscheduled
 from gpuclaim.placement.budget import Budgets
@@ -18,7 +18,9 @@ from gpuclaim.placement.facts import NodeFacts, Offers, PodFacts
 from gpuclaim.placement.index import View
 from gpuclaim.placement.orders import Move, Order, PodReservation, Reservation, Verdict
 
-Known: TypeAlias = GPUClass | GPUClaim | GPUNode | core.Node | core.Pod | core.Namespace | core.ResourceQuota
+Known: TypeAlias = (
+    GPUClass | GPUClaim | GPUNode | core.Node | core.Pod | core.Namespace | core.ResourceQuota | core.DeviceClass
+)
 """The kinds that the books take."""
 
 T = TypeVar("T")
@@ -73,6 +75,7 @@ class Books:
         """Grows with every change, those that `advance` finds included: until then a decision stays as it is."""
         self._classes: dict[str, GPUClass] = {}
         self._offers = Offers()
+        self._device_classes: dict[str, str] = {}
         self._linked: dict[str, int] = {}
         self._views: dict[tuple[Toleration, ...], View] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -124,6 +127,8 @@ class Books:
             self.budgets.remove_namespace(name)
         elif kind is core.ResourceQuota:
             self.budgets.remove_quota(namespace, name)
+        elif kind is core.DeviceClass:
+            self._device_classes.pop(name, None)
         else:
             raise TypeError(f"the books take no {kind.__name__}")
 
@@ -231,6 +236,11 @@ class Books:
     def _(self, quota: core.ResourceQuota) -> None:
         self.revision += 1
         self.budgets.apply_quota(quota)
+
+    @apply.register
+    def _(self, device_class: core.DeviceClass) -> None:
+        self.revision += 1
+        self._device_classes[device_class.metadata.name] = device_class.spec.extended_resource_name
 
     @apply.register
     def _(self, claim: GPUClaim) -> None:
@@ -556,6 +566,21 @@ class Books:
     def resources(self) -> frozenset[str]:
         """The resource names that classes offer."""
         return self._offers.all
+
+    def asked(self, name: str) -> str | None:
+        """The resource of a class that a pod asks for by this name; None where it is no class's.
+
+        A DeviceClass (DRA) that is mapped to the resource has a name of its own beside it.
+        """
+        if name.startswith(names.DEVICE_CLASS_PREFIX):
+            name = self._device_classes.get(name.removeprefix(names.DEVICE_CLASS_PREFIX), "")
+        return name if name in self.resources else None
+
+    @property
+    def resource_names(self) -> frozenset[str]:
+        """Every name by which pods ask for a resource of a class."""
+        implicit = (names.DEVICE_CLASS_PREFIX + name for name, real in self._device_classes.items() if self.asked(real))
+        return self.resources.union(implicit)
 
     def view(self, cls: GPUClass) -> View:
         """The nodes that take holds of the class, by what they have free."""

@@ -22,7 +22,11 @@ def decide_pod(books: Books, pod: core.Pod, now: dt.datetime) -> Pin | PodRefuse
     """
     books.advance(now)
     facts = pod_facts(pod)
-    asked = {name: count for name, count in facts.requests if name in books.resources}
+    asked: dict[str, int] = {}
+    for name, count in facts.requests:
+        resource = books.asked(name)
+        if resource is not None:
+            asked[resource] = asked.get(resource, 0) + count
     if not asked or facts.namespace in books.settings.exempt_namespaces:
         return None
     set_name = facts.set_name
@@ -80,10 +84,10 @@ def _moving(books: Books, namespace: str, set_name: str) -> PodRefused | None:
 
 
 def _in_use(books: Books, namespace: str, set_name: str, own: tuple[str, str]) -> PodRefused | None:
-    uid, name = own
+    uid, own_name = own
     for other in books.pods_of_set(namespace, set_name):
-        same = other.uid == uid if uid and other.uid else other.name == name
-        if not same and any(resource in books.resources for resource, _ in other.requests):
+        same = other.uid == uid if uid and other.uid else other.name == own_name
+        if not same and any(books.asked(name) for name, _ in other.requests):
             return PodRefused(PodRefusal.SET_IN_USE, f"Pod {other.name!r} has the GPUs of set {set_name!r}.")
     if any(reserved.uid != uid for reserved in books.pod_reservations(namespace, set_name)):
         return PodRefused(PodRefusal.SET_IN_USE, f"Another pod is about to have the GPUs of set {set_name!r}.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from gpuclaim.admission import webhooks
+from gpuclaim.admission import guard, webhooks
 from gpuclaim.admission.webhooks import Endpoint
+from gpuclaim.api import names
 
 CA = b"-----BEGIN CERTIFICATE-----\n"
 
@@ -22,6 +23,7 @@ def test_every_webhook_fails_closed_and_reserves_nothing_on_a_dry_run() -> None:
     assert {name: (webhook["in"], webhook["rules"][0]["resources"]) for name, webhook in made.items()} == {
         webhooks.HOLDS: ("MutatingWebhookConfiguration", ["gpuclaims"]),
         webhooks.PODS: ("MutatingWebhookConfiguration", ["pods"]),
+        webhooks.VM_PODS: ("MutatingWebhookConfiguration", ["pods"]),
         # Only in the validating phase has an order its UID.
         webhooks.ORDERS: ("ValidatingWebhookConfiguration", ["gpuclaims"]),
     }
@@ -41,8 +43,23 @@ def test_an_url_outside_a_cluster_and_a_service_in_one() -> None:
 
 
 def test_pods_are_asked_about_only_for_the_classes_resources() -> None:
-    assert webhooks.asks_for([]) == "false"
-    expression = webhooks.asks_for(["nvidia.com/b", "nvidia.com/a", "nvidia.com/a"])
-    assert expression.count("['nvidia.com/a', 'nvidia.com/b']") == 4
-    # The same classes give the same text, in whatever order they are read: it is compared with what was written.
-    assert expression == webhooks.asks_for(["nvidia.com/a", "nvidia.com/b"])
+    for name in (webhooks.PODS, webhooks.VM_PODS):
+        (condition,) = configured(Endpoint(url="https://127.0.0.1:1"))[name]["matchConditions"]
+        assert condition["expression"] == guard.asks_for(["a.b/c"])
+
+
+def test_a_pod_of_a_set_is_asked_about_once_and_another_not_at_all() -> None:
+    made = configured(Endpoint(url="https://127.0.0.1:1"))
+    asked = {name: made[name]["objectSelector"]["matchExpressions"] for name in (webhooks.PODS, webhooks.VM_PODS)}
+    for labels, expected in (
+        ({}, []),
+        ({"app": "x"}, []),
+        ({names.SET_LABEL: "a"}, [webhooks.PODS]),
+        ({names.VM_NAME_LABEL: "a"}, [webhooks.VM_PODS]),
+        ({names.SET_LABEL: "a", names.VM_NAME_LABEL: "b"}, [webhooks.PODS]),
+    ):
+        assert [
+            name
+            for name, terms in asked.items()
+            if all((term["key"] in labels) is (term["operator"] == "Exists") for term in terms)
+        ] == expected
