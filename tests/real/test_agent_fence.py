@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from gpuclaim.agent.loop import AgentConfig, run
 from gpuclaim.agent.values import PodDevices
@@ -24,6 +23,7 @@ from gpuclaim.local.kubelet import Kubelet
 from gpuclaim.local.podresources_server import PodResourcesServer
 from gpuclaim.local.process import free_ports
 from gpuclaim.local.sysfs_tree import SimulatedFunction, SysfsTree
+from support import accounts
 from support.chart import NAMESPACE, Helm
 from support.cloud import until
 from support.device_plugin import DevicePlugin
@@ -48,12 +48,8 @@ class Fence:
 
     async def token(self, pod: str | None) -> str:
         """A token of the agents' ServiceAccount, bound to a pod as kubelet asks for it; None: bound to nothing."""
-        spec: dict[str, Any] = {"expirationSeconds": 3600}
-        if pod is not None:
-            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": self.uids[pod]}
-        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
-        made = await self.admin.request("POST", f"{CORE}/serviceaccounts/{ACCOUNT}/token", body=body)
-        return str(msgspec.json.decode(made)["status"]["token"])
+        bound = (pod, self.uids[pod]) if pod is not None else None
+        return await accounts.token(self.admin, NAMESPACE, ACCOUNT, bound)
 
     @contextlib.asynccontextmanager
     async def agent(self, pod: str | None) -> AsyncIterator[Client]:
@@ -64,10 +60,7 @@ class Fence:
     @contextlib.asynccontextmanager
     async def bearer(self, user: dict[str, str]) -> AsyncIterator[Client]:
         """A client with a kubeconfig's user, and so with no certificate."""
-        loaded = yaml.safe_load(self.cluster.kubeconfig.read_text())
-        loaded["users"][0]["user"] = user
-        file = self.folder / "kubeconfig"
-        file.write_text(yaml.safe_dump(loaded))
+        file = accounts.kubeconfig(self.cluster, self.folder / "kubeconfig", user)
         async with Client(config.load(file)) as client:
             yield client
 
@@ -117,7 +110,7 @@ async def fenced(cluster: ControlPlane, helm: Helm, folder: Path) -> AsyncIterat
         fence = Fence(cluster, admin, folder)
         await admin.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         for obj in helm.objects():
-            if obj["kind"] not in ("CustomResourceDefinition", "DaemonSet"):
+            if obj["kind"] not in ("CustomResourceDefinition", "DaemonSet", "Deployment"):
                 await admin.apply(obj)
         for node in ("node-a", "node-b"):
             body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}}

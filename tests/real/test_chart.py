@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gpuclaim.admission import guard
+from gpuclaim.cli.agent import agent
+from gpuclaim.cli.controller import controller
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, Content
 from gpuclaim.local.controlplane import ControlPlane
@@ -25,6 +27,26 @@ EVERYTHING = {
         "pullSecrets": [{"name": "secret"}],
     },
     "exemptNamespaces": ["gpu-operator", "a", "a"],
+    "controller": {
+        "replicas": 3,
+        "leaseDuration": 7.5,
+        "evacuateAfter": 0,
+        "silentAfter": 60,
+        "showCounts": True,
+        "ancestorLabelPrefix": "tenants.example/",
+        "port": 8443,
+        "log": {"level": "warning", "format": "text"},
+        "env": [{"name": "A", "value": "b"}],
+        "resources": {"limits": {"memory": "4Gi"}},
+        "nodeSelector": {"kubernetes.io/os": None, "role": "infra"},
+        "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {},
+        "priorityClassName": "",
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+    },
+    "roles": {"catalogueFor": ["tenants"]},
+    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
     "agent": {
         "interval": 2.5,
         "heartbeat": 60,
@@ -65,8 +87,12 @@ def everything(tmp_path: Path) -> Path:
     return file
 
 
-def the(objects: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = (each for each in objects if each["kind"] == kind)
+def the(objects: list[dict[str, Any]], kind: str, component: str = "agent") -> dict[str, Any]:
+    """The only object of a kind that a component has."""
+    label = "app.kubernetes.io/component"
+    (found,) = (
+        each for each in objects if each["kind"] == kind and each["metadata"].get("labels", {}).get(label) == component
+    )
     return found
 
 
@@ -135,7 +161,7 @@ def test_every_value_has_its_effect(helm: Helm, everything: Path) -> None:
         "--log-level=debug",
         "--log-format=text",
     ]
-    assert [each["name"] for each in container["env"]] == ["NODE_NAME", "A", "C"]
+    assert [each["name"] for each in container["env"]] == ["NODE_NAME", "SSL_CERT_FILE", "A", "C"]
     (port,) = container["ports"]
     assert port["containerPort"] == 8080
     rules = the(objects, "ClusterRole")["rules"]
@@ -143,6 +169,79 @@ def test_every_value_has_its_effect(helm: Helm, everything: Path) -> None:
     fence = [each for each in objects if each["metadata"]["name"] != guard.NEW]
     condition = the(fence, "ValidatingAdmissionPolicy")["spec"]["matchConditions"][0]["expression"]
     assert f"'system:serviceaccount:{NAMESPACE}:gpus-agent'" in condition
+
+
+def test_every_value_of_the_controller_has_its_effect(helm: Helm, everything: Path) -> None:
+    objects = helm.objects("--values", str(everything))
+    deployment = the(objects, "Deployment", "controller")
+    assert deployment["spec"]["replicas"] == 3
+    template = deployment["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= {"a": "b", "app.kubernetes.io/component": "controller"}.items()
+    assert template["metadata"]["annotations"]["c"] == "d"
+    pod = template["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "secret"}]
+    assert pod["nodeSelector"] == {"role": "infra"}
+    assert pod["tolerations"] == [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}]
+    assert not pod.keys() & {"affinity", "priorityClassName"}
+    (container,) = pod["containers"]
+    assert container["image"] == f"example/gpuclaim@sha256:{'0' * 64}"
+    assert container["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "4Gi"}}
+    assert container["args"] == [
+        "controller",
+        f"--webhook-service={NAMESPACE}/gpus-controller",
+        "--listen=:8443",
+        f"--lease-namespace={NAMESPACE}",
+        "--lease-name=gpus-controller",
+        "--lease-duration=7.5",
+        "--evacuate-after=0",
+        "--silent-after=60",
+        "--show-counts",
+        "--ancestor-label-prefix=tenants.example/",
+        "--exempt-namespace=a",
+        "--exempt-namespace=gpu-operator",
+        "--log-level=warning",
+        "--log-format=text",
+    ]
+    assert [each["name"] for each in container["env"]] == ["POD_IP", "TMPDIR", "A"]
+    (port,) = the(objects, "Service", "controller")["spec"]["ports"]
+    assert port["targetPort"] == 8443
+    assert the(objects, "NetworkPolicy", "controller")["spec"]["ingress"] == [
+        {"ports": [{"port": 8443, "protocol": "TCP"}]}
+    ]
+    assert the(objects, "NetworkPolicy")["spec"]["ingress"] == [
+        {
+            "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "ports": [{"port": 8080, "protocol": "TCP"}],
+        }
+    ]
+    assert [subject["name"] for subject in the(objects, "ClusterRoleBinding", "roles")["subjects"]] == ["tenants"]
+    assert [each["kind"] for each in helm.objects("--set", "controller.replicas=1")].count("PodDisruptionBudget") == 0
+    assert [each["kind"] for each in helm.objects("--set", "networkPolicy.enabled=false")].count("NetworkPolicy") == 0
+
+
+@pytest.mark.parametrize("values", ["defaults", "everything"])
+def test_the_program_takes_what_the_chart_gives_it(helm: Helm, everything: Path, values: str) -> None:
+    objects = helm.objects(*(["--values", str(everything)] if values == "everything" else []))
+    for kind, component, command in (("Deployment", "controller", controller), ("DaemonSet", "agent", agent)):
+        (container,) = the(objects, kind, component)["spec"]["template"]["spec"]["containers"]
+        name, *args = container["args"]
+        assert name == component
+        # Every option is known, and every value passes its check; nothing is run.
+        command.make_context(name, args + (["--node=a"] if component == "agent" else []))
+
+
+def test_the_controller_has_no_more_than_it_needs(helm: Helm) -> None:
+    pod = the(helm.objects(), "Deployment", "controller")["spec"]["template"]["spec"]
+    assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert not [volume for volume in pod["volumes"] if "hostPath" in volume]
 
 
 def test_the_agent_has_no_more_than_it_needs(helm: Helm) -> None:
@@ -188,6 +287,13 @@ def test_the_agent_has_no_more_than_it_needs(helm: Helm) -> None:
         ("agent.heartbeat=3600", "heartbeat"),
         ("agent.intervall=5", "intervall"),
         ("agents.interval=5", "agents"),
+        ("controller.replicas=0", "replicas"),
+        ("controller.leaseDuration=1", "leaseDuration"),
+        ("controller.exemptNamespaces[0]=a", "exemptNamespaces"),
+        ("controller.env[0].name=POD_IP", "env"),
+        ("controller.port=443", "port"),
+        ("roles.catalogueFor=everybody", "catalogueFor"),
+        ("networkPolicy.enable=true", "enable"),
         ("agent.port=80", "port"),
         ("agent.podPhases=maybe", "podPhases"),
         ("agent.log.level=loud", "level"),
@@ -230,15 +336,18 @@ async def test_uninstalling_keeps_the_orders(
     async with Client(config.load(cluster.kubeconfig)) as client:
         await cloud.install_crds(client)  # they are there, and served
         daemon_set = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/gpuclaim-agent"
-        policy = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/gpuclaim-agent"
-        await client.request("GET", daemon_set)
-        await client.request("GET", policy)
+        admission = "/apis/admissionregistration.k8s.io/v1"
+        policy = f"{admission}/validatingadmissionpolicies/gpuclaim-agent"
+        # Nobody runs that would answer: a webhook that stayed would refuse all orders.
+        webhooks = f"{admission}/validatingwebhookconfigurations/gpuclaim"
+        for path in (daemon_set, policy, webhooks):
+            await client.request("GET", path)
         await client.create(cloud.gpu_class())
         await cloud.add_namespace(client, "tenant-a")
         ordered = await client.create(cloud.claim("order"))
         helm.run("upgrade", *release, CHART, "--set", "agent.interval=5")
         helm.run("uninstall", *release)
-        for path in (daemon_set, policy):
+        for path in (daemon_set, policy, webhooks):
             with pytest.raises(ApiError) as failure:
                 await client.request("GET", path)
             assert failure.value.code == 404

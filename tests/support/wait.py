@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -30,6 +30,16 @@ async def until_async(look: Callable[[], T | None], what: str, patience: float =
     deadline = time.monotonic() + patience
     while True:
         if answer := await asyncio.to_thread(look):
+            return answer
+        assert time.monotonic() < deadline, f"not in {patience:g} s: {what}"
+        await asyncio.sleep(_POLL)
+
+
+async def until_awaited(look: Callable[[], Awaitable[T | None]], what: str, patience: float = _PATIENCE) -> T:
+    """`until`, for what is asked on the loop itself."""
+    deadline = time.monotonic() + patience
+    while True:
+        if answer := await look():
             return answer
         assert time.monotonic() < deadline, f"not in {patience:g} s: {what}"
         await asyncio.sleep(_POLL)

@@ -37,3 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "gpuclaim.agent.name" -}}
 {{ include "gpuclaim.fullname" . }}-agent
 {{- end -}}
+
+{{- define "gpuclaim.controller.name" -}}
+{{ include "gpuclaim.fullname" . }}-controller
+{{- end -}}

@@ -9,6 +9,7 @@ guarded too. The chart has the latter, so that it holds before a controller ever
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpuclaim.api import names
@@ -25,16 +26,28 @@ _PARAMETER: Final = "params.spec.source.devicePlugin.resourceName"
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def policies(resources: Iterable[str], exempt: Iterable[str] = ()) -> list[dict[str, Any]]:
+def policies(
+    resources: Iterable[str], exempt: Iterable[str] = (), owner: Mapping[str, Any] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Both policies and their bindings.
 
     Args:
         resources: the names by which pods ask for the classes that the leader has taken up.
         exempt: namespaces whose pods are not looked at.
+        owner: the ownerReference of what they go with; empty, they stay until somebody deletes them.
     """
     spared = sorted(set(exempt))
     listed = _policy(KNOWN, asks_for(resources))
-    return [listed, _binding(KNOWN, spared), new_classes(), new_classes_binding(spared)]
+    made = [listed, _binding(KNOWN, spared), new_classes(), new_classes_binding(spared)]
+    if owner:
+        made = [each | {"metadata": each["metadata"] | {"ownerReferences": [dict(owner)]}} for each in made]
+    return made
+
+
+def owner(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The ownerReference to a cluster-scoped object as the apiserver has it."""
+    meta = stored["metadata"]
+    return {"apiVersion": stored["apiVersion"], "kind": stored["kind"], "name": meta["name"], "uid": meta["uid"]}
 
 
 def new_classes() -> dict[str, Any]:

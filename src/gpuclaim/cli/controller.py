@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import ipaddress
 import signal
 import sys
 import urllib.parse
@@ -47,6 +48,13 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
     return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the user asked
 
 
+def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    try:
+        return str(ipaddress.ip_address(value)) if value else ""
+    except ValueError:
+        raise click.BadParameter("must be an IPv4 or IPv6 address") from None
+
+
 @click.command()
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver; else as kubectl does.")
 @click.option("--context", help="The kubeconfig's context to use.")
@@ -61,6 +69,16 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[
     callback=_service,
     metavar="NAMESPACE/NAME[:PORT]",
     help="In a cluster: the Service in front of the controllers.",
+)
+@click.option(
+    "--pod-ip",
+    envvar="POD_IP",
+    show_envvar=True,
+    callback=_ip,
+    default="",
+    metavar="ADDRESS",
+    help="In a cluster: this pod's address. The Service then selects no pods, and the leader makes it lead here;"
+    " its port must be named https.",
 )
 @click.option(
     "--listen", callback=_address, default=":9443", show_default=True, help="Where the webhook listens in a cluster."
@@ -119,6 +137,7 @@ def controller(
     context: str | None,
     webhook_url: str,
     webhook_service: tuple[str, str, int] | None,
+    pod_ip: str,
     listen: tuple[str, int],
     lease_namespace: str | None,
     lease_name: str,
@@ -148,6 +167,7 @@ def controller(
     config = app.ControllerConfig(
         webhook_url=webhook_url,
         webhook_service=webhook_service,
+        address=pod_ip,
         listen=listen,
         lease_namespace=lease_namespace or api.namespace,
         lease_name=lease_name,

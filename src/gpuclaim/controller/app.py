@@ -20,6 +20,7 @@ from gpuclaim.admission.desk import Desk
 from gpuclaim.admission.webhooks import Endpoint
 from gpuclaim.api import core, names
 from gpuclaim.api.types import GPUClaim, GPUClass
+from gpuclaim.controller import endpoint as leader_endpoint
 from gpuclaim.controller.binder import Binder
 from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
 from gpuclaim.controller.recorder import Recorder
@@ -49,6 +50,8 @@ class ControllerConfig:
     Attributes:
         webhook_url: `https://HOST:PORT` by which the apiserver reaches this process; a port of 0 takes a free one.
         webhook_service: instead of an URL, the Service in front of all replicas: (namespace, name, port).
+        address: this pod's IP address, to which the leader makes the Service lead; empty where the Service selects
+            the replicas itself.
         show_counts: whether the catalogue says how many GPUs there are, or only whether there are any.
         evacuate_after: how long a node may be unfit before sets whose VMs are off leave it (R36).
         listen: where the webhook listens; of an URL's own host and port by default.
@@ -56,6 +59,7 @@ class ControllerConfig:
 
     webhook_url: str = ""
     webhook_service: tuple[str, str, int] | None = None
+    address: str = ""
     listen: tuple[str, int] = ("0.0.0.0", 9443)  # noqa: S104 - in a pod, every address is the pod's
     show_counts: bool = False
     evacuate_after: dt.timedelta = dt.timedelta(minutes=1)
@@ -107,14 +111,25 @@ class Controller:
 
     def obstacle(self) -> str | None:
         """Why this replica may not decide now, as a sentence; None when it may."""
-        waiting = [kind.__name__ for kind, informer in self._informers.items() if not informer.synced.is_set()]
-        if waiting:
+        if waiting := self._unread():
             return f"not ready: has not read every {', '.join(waiting)} yet"
         if not self._elector.leads():
             return "not ready: another replica leads"
         if not self._prepared:
             return "not ready: taking over"
         return None
+
+    def unready(self) -> str | None:
+        """Why this replica is of no use now, as a sentence; one that follows and could take over is of use.
+
+        Where a Service selects the replicas by their being ready, only the leader is.
+        """
+        selected = self._config.webhook_service is not None and not self._config.address
+        follows = not self._elector.leads() and not selected and not self._unread()
+        return None if follows else self.obstacle()
+
+    def _unread(self) -> list[str]:
+        return [kind.__name__ for kind, informer in self._informers.items() if not informer.synced.is_set()]
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Runs until cancelled.
@@ -141,7 +156,7 @@ class Controller:
         url = urllib.parse.urlsplit(self._config.webhook_url)
         host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
         serving = Serving.self_made(_hosts(self._config))
-        async with server.serve(host, port, serving.context(), handlers, self.obstacle) as actual:
+        async with server.serve(host, port, serving.context(), handlers, self.unready) as actual:
             named = f"[{host}]" if ":" in host else host
             endpoint = Endpoint(
                 url=f"https://{named}:{actual}" if url.hostname else "", service=self._config.webhook_service
@@ -153,9 +168,9 @@ class Controller:
                 for informer in self._informers.values():
                     await informer.synced.wait()
                 log.info("read everything; campaigning for the lease as %s", self._config.identity)
-                await self._elector.run(lambda: self._lead(endpoint, serving.authority, ready))
+                await self._elector.run(lambda: self._lead(endpoint, actual, serving.authority, ready))
 
-    async def _lead(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
+    async def _lead(self, endpoint: Endpoint, port: int, authority: bytes, ready: Callable[[], None]) -> None:
         try:
             # The last leader's latest writes may still be on their way to us.
             await asyncio.gather(*(self._informers[kind].resync() for kind in (GPUClaim, core.Pod)))
@@ -165,13 +180,14 @@ class Controller:
                 group.create_task(self._binder.run())
                 group.create_task(self._reporter.run())
                 group.create_task(self._recorder.run())
-                group.create_task(self._keep_webhooks(endpoint, authority, ready))
+                group.create_task(self._keep_webhooks(endpoint, port, authority, ready))
         finally:
             self._prepared = False
 
-    async def _keep_webhooks(self, endpoint: Endpoint, authority: bytes, ready: Callable[[], None]) -> None:
+    async def _keep_webhooks(self, endpoint: Endpoint, port: int, authority: bytes, ready: Callable[[], None]) -> None:
         """Writes the guard and the webhook configurations, and again whenever pods ask for classes by other names."""
         written: list[dict[str, Any]] = []
+        owner: dict[str, Any] = {}
         in_force = 0.0
         clock = asyncio.get_running_loop().time
         trying = tenacity.AsyncRetrying(
@@ -184,17 +200,26 @@ class Controller:
             asked, exempt = self.books.resource_names, self._config.settings.exempt_namespaces
             # The guard first: pods of no set are its alone.
             wanted = [
-                *guard.policies(asked, exempt),
+                *guard.policies(asked, exempt, owner),
                 *webhooks.configurations(endpoint, authority, asked, exempt),
             ]
             changed = [configuration for configuration in wanted if configuration not in written]
-            for configuration in changed:
+            if endpoint.service is not None and self._config.address:
+                await trying(leader_endpoint.lead_here, self._client, endpoint.service, self._config.address, port)
+            stored: list[dict[str, Any]] = [
                 await trying(self._client.apply, configuration, manager="gpuclaim-controller")
+                for configuration in changed
+            ]
             if not written:
                 log.info("takes orders")
                 ready()
             if changed:
                 written, in_force = wanted, clock() + _IN_FORCE_SECONDS
+            if not owner:
+                # The policies go with the webhooks, and these with the chart's release: left alone they would refuse
+                # every pod with GPUs for ever.
+                owner = guard.owner(next(each for each in stored if each["kind"] == "MutatingWebhookConfiguration"))
+                continue
             try:
                 async with asyncio.timeout_at(in_force or None):
                     await self._classes_changed.wait()

@@ -1,0 +1,220 @@
+"""The controller with the rights, the arguments and the Service that the chart gives it (R60, R63)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from gpuclaim.api.types import GPUClaim
+from gpuclaim.kube import config
+from gpuclaim.kube.client import ApiError, Client
+from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
+from gpuclaim.local.process import free_ports
+from support import accounts, cloud
+from support.chart import CHART, NAMESPACE, Helm
+from support.wait import until_awaited
+
+NAME = "gpuclaim-controller"
+SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+VALIDATING = f"{ADMISSION}/validatingwebhookconfigurations/gpuclaim"
+
+
+def own_address() -> str:
+    """An address of this machine that an EndpointSlice may have: not a loopback one. No packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but the loopback's, and no EndpointSlice may name that")
+        return str(probe.getsockname()[0])
+
+
+@dataclasses.dataclass
+class Replica:
+    """A controller's process, and what it said."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    log: Path
+
+    async def leads(self) -> None:
+        """Waits until it takes orders."""
+        assert self.process.stdout
+        async with asyncio.timeout(60):
+            said = await self.process.stdout.readline()
+        assert said == b"ready\n", self.log.read_text()
+
+    async def kill(self) -> None:
+        """Ends it without a word."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """What it answers there."""
+        # Its certificate is for the Service's name.
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        url = f"https://127.0.0.1:{self.port}{path}"
+        async with aiohttp.ClientSession() as session, session.get(url, ssl=trusting) as answer:
+            return answer.status, await answer.text()
+
+
+@dataclasses.dataclass
+class Deployment:
+    """The chart installed in a cluster where nobody starts pods; replicas are started here as its Deployment says."""
+
+    cluster: ControlPlane
+    admin: Client
+    arguments: list[str]
+    folder: Path
+    address: str
+
+    @contextlib.asynccontextmanager
+    async def replica(self, identity: str) -> AsyncIterator[Replica]:
+        """A replica with the Deployment's arguments, ServiceAccount and environment; only its port is its own."""
+        (port,) = free_ports(1)
+        arguments = [f"--listen=:{port}" if each.startswith("--listen=") else each for each in self.arguments]
+        token = await accounts.token(self.admin, NAMESPACE, NAME)
+        kubeconfig = accounts.kubeconfig(self.cluster, self.folder / f"{identity}.kubeconfig", {"token": token})
+        log = self.folder / f"{identity}.log"
+        with log.open("wb") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gpuclaim", *arguments, "--identity", identity),
+                env=os.environ | {"KUBECONFIG": str(kubeconfig), "POD_IP": self.address},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=sink,
+            )
+        try:
+            yield Replica(process, port, log)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+@pytest.fixture(scope="module")
+def routed_cluster(progress: Callable[[str], None]) -> Iterator[ControlPlane]:
+    """One whose apiserver finds a Service's endpoints itself: there is no kube-proxy here."""
+    arguments = ("--enable-aggregator-routing=true",)
+    with ControlPlane(controllers=CONTROLLERS, apiserver_arguments=arguments, progress=progress) as running:
+        yield running
+
+
+@pytest.fixture
+async def deployment(
+    routed_cluster: ControlPlane, tmp_path: Path, progress: Callable[[str], None]
+) -> AsyncIterator[Deployment]:
+    helm = Helm.build(tmp_path, progress, routed_cluster.kubeconfig)
+    values = ("--set", "controller.leaseDuration=5")
+    release = ("gpuclaim", "--namespace", NAMESPACE)
+    helm.run("install", *release, CHART, "--create-namespace", *values)
+    (container,) = next(
+        each["spec"]["template"]["spec"]["containers"] for each in helm.objects(*values) if each["kind"] == "Deployment"
+    )
+    async with Client(config.load(routed_cluster.kubeconfig)) as admin:
+        yield Deployment(routed_cluster, admin, container["args"], tmp_path, own_address())
+    helm.run("uninstall", *release)
+
+
+async def leads_to(admin: Client) -> list[tuple[str, int]]:
+    """Where the Service leads."""
+    items = msgspec.json.decode(await admin.request("GET", SLICES))["items"]
+    return [
+        (address, each["ports"][0]["port"])
+        for each in items
+        for endpoint in each["endpoints"]
+        for address in endpoint["addresses"]
+    ]
+
+
+async def until_answered(client: Client, claim: GPUClaim) -> GPUClaim:
+    """Orders until somebody answers."""
+
+    async def order() -> GPUClaim | None:
+        try:
+            return await client.create(claim)
+        except ApiError as error:
+            # No leader, or none that the apiserver knows of yet: it says so, and takes nothing unseen.
+            if error.code not in (500, 503):
+                raise
+            return None
+
+    return await until_awaited(order, "the order is answered")
+
+
+async def test_the_service_leads_to_the_leader(deployment: Deployment) -> None:
+    admin = deployment.admin
+    await admin.create(cloud.gpu_class())
+    await cloud.add_node(admin, "node-a", gpus=8)
+    await cloud.add_namespace(admin, "tenant-a")
+    async with deployment.replica("one") as one, deployment.replica("two") as two:
+        first, second = await _led_by(one, two)
+        assert await leads_to(admin) == [(deployment.address, first.port)]
+        await until_answered(admin, cloud.claim("before"))
+        bound = await cloud.until(admin, GPUClaim, "before", "tenant-a", lambda c: c.status.node_name)
+        assert bound.status.node_name == "node-a"
+        # The other one is ready to take over, and says of itself that it is.
+        await until_awaited(lambda: _answers(second, "/readyz", 200), "the follower has read everything")
+        assert (await first.page("/readyz"))[0] == 200
+        assert (await first.page("/healthz"))[0] == 200
+
+        await first.kill()
+        await second.leads()
+        assert await leads_to(admin) == [(deployment.address, second.port)]
+        await until_answered(admin, cloud.claim("after", count=7))
+        await cloud.until(admin, GPUClaim, "after", "tenant-a", lambda c: c.status.node_name)
+        with pytest.raises(ApiError, match="h200") as refused:
+            await admin.create(cloud.claim("too-much"))
+        assert refused.value.reason == "InsufficientCapacity"
+        for name in ("before", "after"):
+            await admin.delete(GPUClaim, name, "tenant-a")
+            await cloud.until_gone(admin, GPUClaim, name, "tenant-a")
+        # It never asked for more than it has.
+        for replica in (first, second):
+            assert "orbidden" not in replica.log.read_text()
+
+
+async def _led_by(one: Replica, two: Replica) -> tuple[Replica, Replica]:
+    """(the leader, the other one)."""
+    waits = {asyncio.ensure_future(each.leads()): each for each in (one, two)}
+    done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for each in pending:
+        each.cancel()
+    (leader,) = (waits[each] for each in done)
+    done.pop().result()
+    return (leader, two) if leader is one else (two, one)
+
+
+async def _answers(replica: Replica, path: str, status: int) -> bool | None:
+    return (await replica.page(path))[0] == status or None
+
+
+async def test_what_somebody_deletes_of_the_registration_comes_back(deployment: Deployment) -> None:
+    async with deployment.replica("one") as one:
+        await one.leads()
+        (slice_,) = msgspec.json.decode(await deployment.admin.request("GET", SLICES))["items"]
+        assert slice_["metadata"]["ownerReferences"][0]["name"] == NAME
+        found: dict[str, Any] = msgspec.json.decode(await deployment.admin.request("GET", VALIDATING))
+        assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
+        assert [each["clientConfig"]["service"]["name"] for each in found["webhooks"]] == [NAME]
+        # A class more, and the leader writes everything anew.
+        await deployment.admin.request("DELETE", f"{SLICES}/{slice_['metadata']['name']}", body={})
+        await deployment.admin.create(cloud.gpu_class("another", "nvidia.com/ANOTHER"))
+
+        async def there() -> bool | None:
+            return bool(await leads_to(deployment.admin)) or None
+
+        await until_awaited(there, "the Service leads to the leader again")
