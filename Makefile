@@ -23,8 +23,9 @@ test: $(READY) ## every test: unit, property, cases, and the real components
 check: lint ## linters and the tests that run in seconds
 	@$(VENV)/bin/pytest -m "not real" $(ARGS)
 
-bench: $(READY) ## measure (nothing is asserted): one placement decision
-	@$(VENV)/bin/python bench/decision.py $(ARGS)
+bench: $(READY) ## measure (nothing is asserted): a placement decision; the agent beside go-nvlib's nvpci
+	@$(VENV)/bin/python bench/decision.py
+	@$(VENV)/bin/python bench/agent/bench.py $(ARGS)
 
 lint: $(READY) ## ruff, mypy, the import layers
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "make fmt mends the formatting"; exit 1; }
