@@ -31,6 +31,9 @@ SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 VALIDATING = f"{ADMISSION}/validatingwebhookconfigurations/gpuclaim"
 
+MUTATING = f"{ADMISSION}/mutatingwebhookconfigurations/gpuclaim"
+GUARD = f"{ADMISSION}/validatingadmissionpolicies/gpuclaim-guard"
+
 
 def own_address() -> str:
     """An address of this machine that an EndpointSlice may have: not a loopback one. No packet is sent."""
@@ -210,6 +213,15 @@ async def test_what_somebody_deletes_of_the_registration_comes_back(deployment: 
         found: dict[str, Any] = msgspec.json.decode(await deployment.admin.request("GET", VALIDATING))
         assert found["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"
         assert [each["clientConfig"]["service"]["name"] for each in found["webhooks"]] == [NAME]
+
+        # The guard goes with them: it would turn away pods with GPUs for ever.
+        async def owned() -> bool | None:
+            policy = msgspec.json.decode(await deployment.admin.request("GET", GUARD))
+            owners = [each["uid"] for each in policy["metadata"].get("ownerReferences", ())]
+            mutating = msgspec.json.decode(await deployment.admin.request("GET", MUTATING))
+            return owners == [mutating["metadata"]["uid"]] or None
+
+        await until_awaited(owned, "the guard is the registration's")
         # A class more, and the leader writes everything anew.
         await deployment.admin.request("DELETE", f"{SLICES}/{slice_['metadata']['name']}", body={})
         await deployment.admin.create(cloud.gpu_class("another", "nvidia.com/ANOTHER"))
