@@ -65,6 +65,7 @@ def test_the_reasons_page_has_every_word_of_the_vocabularies() -> None:
         word
         for vocabulary in (
             reasons.Refusal,
+            reasons.MachineRefusal,
             reasons.PodRefusal,
             reasons.ClaimCondition,
             reasons.BoundReason,

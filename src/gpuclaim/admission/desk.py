@@ -12,9 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gpuclaim.admission import pin, review
+from gpuclaim.admission import machines, pin, review
 from gpuclaim.api import core, model, names
 from gpuclaim.api.types import GPUClaim
+from gpuclaim.placement import messages
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
 from gpuclaim.placement.pods import Pin, PodRefused, decide_pod
@@ -51,6 +52,7 @@ class Desk:
         settled: returns once nothing of a set (namespace, name) is admitted or moved and not stored yet; False when
             that takes too long.
         being_refused: whether a set (namespace, name) had a pod turned away, and its claims do not all say so yet.
+        machine_order: what a stored VirtualMachine (namespace, name) orders, under the VM's UID.
     """
 
     books: Books
@@ -59,6 +61,7 @@ class Desk:
     make_moves: Callable[[str, tuple[Move, ...]], Awaitable[None]]
     being_refused: Callable[[str, str], bool]
     settled: Callable[[str, str], Awaitable[bool]]
+    machine_order: Callable[[str, str], Order | None]
 
     async def hold(self, request: review.Request) -> review.Response:
         """Gives a new GPUClaim the finalizer: it holds until its pod has ended, whatever deletes it (R10a)."""
@@ -71,7 +74,61 @@ class Desk:
         started = time.perf_counter()
         if obstacle := self.obstacle():
             return _unavailable(obstacle)
-        order = Order.of(msgspec.json.decode(request.object, type=GPUClaim))
+        claim = msgspec.json.decode(request.object, type=GPUClaim)
+        order, machine = Order.of(claim), machines.owner_of(claim.metadata)
+        if machine is None:
+            return await self._decided(request, order, started)
+        of_machine = dataclasses.replace(order, uid=machine)
+        reserved = self.books.reservation(machine)
+        if reserved is not None and reserved.order == of_machine:
+            # It was decided when the VM was made.
+            if not request.dry_run:
+                self.books.hand_over(machine, order, self.now() + RESERVED_FOR)
+            return review.allow()
+        answer = await self._decided(request, order, started)
+        if not answer.allowed and self.machine_order(order.namespace, order.name) == of_machine:
+            # The VM is stored, admitted by a leader that is no more: its claim waits for room where all can see it.
+            return review.allow()
+        return answer
+
+    async def fill_machine(self, request: review.Request) -> review.Response:
+        """Gives a new VirtualMachine that is an order the devices that it orders (R45)."""
+        if obstacle := self.obstacle():
+            return _unavailable(obstacle)
+        found = machines.order_of(self._named(request))
+        if found is None:
+            return review.allow()
+        if isinstance(found, machines.Fault):
+            return _faulty(found, request.name)
+        cls = self.books.classes.get(found.class_name)
+        if cls is None:
+            return _refused(request, found, messages.unknown_class(found))
+        patch = machines.fill(msgspec.json.decode(request.object), cls, found.count)
+        return _faulty(patch, found.name) if isinstance(patch, machines.Fault) else review.allow(patch)
+
+    async def order_of_machine(self, request: review.Request) -> review.Response:
+        """The answer to the creation of a VirtualMachine that is an order: reserved until its claim is made (R45)."""
+        started = time.perf_counter()
+        if obstacle := self.obstacle():
+            return _unavailable(obstacle)
+        order = machines.order_of(self._named(request))
+        if order is None:
+            return review.allow()
+        if isinstance(order, machines.Fault):
+            return _faulty(order, request.name)
+        claim = self.books.claim(order.namespace, order.name)
+        if claim is None:
+            return await self._decided(request, order, started)
+        fault = machines.conflict(claim, order)
+        return _faulty(fault, order.name) if fault is not None else review.allow()
+
+    @staticmethod
+    def _named(request: review.Request) -> core.ObjectMeta:
+        meta = msgspec.json.decode(request.object, type=_Named).metadata
+        return msgspec.structs.replace(meta, namespace=request.namespace)
+
+    async def _decided(self, request: review.Request, order: Order, started: float) -> review.Response:
+        """Decides the order, and reserves under its UID what it is given."""
         verdict = decide(self.books, order, self.now())
         while not verdict.admitted and self.books.in_flight(order.namespace, order.set_name):
             # The set's members come at once: what is on its way cannot be moved yet, and can in a moment.
@@ -82,7 +139,7 @@ class Desk:
             verdict = decide(self.books, order, self.now())
         _say_order(request, order, verdict, time.perf_counter() - started)
         if not verdict.admitted:
-            return _refused(order, verdict)
+            return _refused(request, order, verdict)
         if not request.dry_run:
             self.books.reserve(order, verdict, self.now() + RESERVED_FOR)
             if obstacle := await self._moved(order.uid, verdict.moves):
@@ -96,10 +153,18 @@ class Desk:
         typed = msgspec.json.decode(request.object, type=core.Pod)
         meta = msgspec.structs.replace(typed.metadata, namespace=request.namespace)
         pod = msgspec.structs.replace(typed, metadata=meta)
-        now = self.now()
-        if self.being_refused(meta.namespace, model.pod_set(meta.labels) or ""):
+        namespace, set_name = meta.namespace, model.pod_set(meta.labels) or ""
+        if self.being_refused(namespace, set_name):
             return _unavailable("the node of the set turned its last pod away, and the set is being placed anew")
+        now = self.now()
         decision = decide_pod(self.books, pod, now)
+        if isinstance(decision, PodRefused) and self.books.in_flight(namespace, set_name):
+            # A VM that is an order starts at once: its claim is about to be stored.
+            await self.settled(namespace, set_name)
+            if obstacle := self.obstacle():
+                return _unavailable(obstacle)
+            now = self.now()
+            decision = decide_pod(self.books, pod, now)
         if decision is None:
             return review.allow()
         _say_pod(request, pod, decision)
@@ -108,7 +173,7 @@ class Desk:
         if not request.dry_run:
             # In the mutating phase a pod has no UID yet; the request's own serves as well.
             token, until = f"pod {request.uid}", now + POD_RESERVED_FOR
-            self.books.reserve_pod(meta.namespace, model.pod_set(meta.labels) or "", token, until)
+            self.books.reserve_pod(namespace, set_name, token, until)
             self.books.reserve_moves(token, decision.moves, until)
             if obstacle := await self._moved(token, decision.moves):
                 self.books.release_pod(token)
@@ -128,12 +193,29 @@ class Desk:
         return self.obstacle()
 
 
-def _refused(order: Order, verdict: Verdict) -> review.Response:
+_MACHINE_FIELDS: Final = {"spec.count": machines.COUNT_FIELD, "spec.className": machines.CLASS_FIELD}
+
+
+def _refused(request: review.Request, order: Order, verdict: Verdict) -> review.Response:
+    of_machine = request.kind.kind == machines.KIND
     causes = [
-        core.StatusCause(reason=cause.reason, field=cause.field, message=cause.message) for cause in verdict.causes
+        core.StatusCause(
+            reason=cause.reason,
+            field=_MACHINE_FIELDS.get(cause.field, cause.field) if of_machine else cause.field,
+            message=cause.message,
+        )
+        for cause in verdict.causes
     ]
-    details = core.StatusDetails(group=names.GROUP, kind="gpuclaims", name=order.name, causes=causes)
+    details = core.StatusDetails(
+        group=request.kind.group, kind=request.resource.resource, name=order.name, causes=causes
+    )
     return review.refuse(verdict.reason or "", verdict.message, details=details)
+
+
+def _faulty(fault: machines.Fault, name: str) -> review.Response:
+    causes = [core.StatusCause(reason=fault.reason, field=fault.field, message=fault.message)]
+    details = core.StatusDetails(group="kubevirt.io", kind="virtualmachines", name=name, causes=causes)
+    return review.refuse(fault.reason, fault.message, details=details)
 
 
 def _unavailable(message: str) -> review.Response:
@@ -145,6 +227,7 @@ def _say_order(request: review.Request, order: Order, verdict: Verdict, seconds:
     entry = {
         "event": "order",
         "user": request.user_info.username,
+        "kind": request.kind.kind,
         "claim": f"{order.namespace}/{order.name}",
         "uid": order.uid,
         "class": order.class_name,

@@ -16,6 +16,7 @@ from gpuclaim.api import names
 
 KNOWN: Final = "gpuclaim-guard"
 NEW: Final = "gpuclaim-guard-new-classes"
+VM_ORDERS: Final = "gpuclaim-vm-orders"
 LABELS: Final[Mapping[str, str]] = {"app.kubernetes.io/name": "gpuclaim"}
 
 _NAMES_A_SET: Final = " || ".join(
@@ -29,7 +30,7 @@ _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 def policies(
     resources: Iterable[str], exempt: Iterable[str] = (), owner: Mapping[str, Any] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """Both policies and their bindings.
+    """Every policy and its binding.
 
     Args:
         resources: the names by which pods ask for the classes that the leader has taken up.
@@ -38,7 +39,14 @@ def policies(
     """
     spared = sorted(set(exempt))
     listed = _policy(KNOWN, asks_for(resources))
-    made = [listed, _binding(KNOWN, spared), new_classes(), new_classes_binding(spared)]
+    made = [
+        listed,
+        _binding(KNOWN, spared),
+        new_classes(),
+        new_classes_binding(spared),
+        vm_orders(),
+        _binding(VM_ORDERS, []),
+    ]
     if owner:
         made = [each | {"metadata": each["metadata"] | {"ownerReferences": [dict(owner)]}} for each in made]
     return made
@@ -67,6 +75,36 @@ def new_classes_binding(exempt: Iterable[str] = ()) -> dict[str, Any]:
     unlabelled = {"matchExpressions": [{"key": names.GUARDED_LABEL, "operator": "DoesNotExist"}]}
     binding["spec"]["paramRef"] = {"selector": unlabelled, "parameterNotFoundAction": "Allow"}
     return binding
+
+
+def vm_orders() -> dict[str, Any]:
+    """The policy by which a VM's order does not change (R45): like a claim's, it is decided once."""
+    same = " && ".join(
+        f"{_label('object', label)} == {_label('oldObject', label)}" for label in (names.CLASS_LABEL, names.COUNT_LABEL)
+    )
+    message = (
+        f"The labels {names.CLASS_LABEL} and {names.COUNT_LABEL} are an order, which is decided when the VM is made and"
+        " does not change: make the VM anew, or order more with a GPUClaim whose set is the VM's name."
+    )
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": VM_ORDERS, "labels": dict(LABELS)},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [
+                    {
+                        "apiGroups": ["kubevirt.io"],
+                        "apiVersions": ["*"],
+                        "operations": ["UPDATE"],
+                        "resources": ["virtualmachines"],
+                    }
+                ]
+            },
+            "validations": [{"expression": same, "message": message, "reason": "Forbidden"}],
+        },
+    }
 
 
 def asks_for(resources: Iterable[str]) -> str:
@@ -147,10 +185,12 @@ def _policy(name: str, asks: str) -> dict[str, Any]:
 
 
 def _set_of(pod: str) -> str:
-    first, second = (
-        f"{pod}.metadata.?labels[?'{label}'].orValue('')" for label in (names.SET_LABEL, names.VM_NAME_LABEL)
-    )
+    first, second = (_label(pod, label) for label in (names.SET_LABEL, names.VM_NAME_LABEL))
     return f"({first} != '' ? {first} : {second})"
+
+
+def _label(what: str, label: str) -> str:
+    return f"{what}.metadata.?labels[?'{label}'].orValue('')"
 
 
 def _binding(name: str, exempt: list[str]) -> dict[str, Any]:

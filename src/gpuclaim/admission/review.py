@@ -18,6 +18,14 @@ class GroupVersionKind(Struct, frozen=True, kw_only=True):
     kind: str = ""
 
 
+class GroupVersionResource(Struct, frozen=True, kw_only=True):
+    """metav1.GroupVersionResource."""
+
+    group: str = ""
+    version: str = ""
+    resource: str = ""
+
+
 class UserInfo(Struct, frozen=True, kw_only=True):
     """Who made the request."""
 
@@ -29,6 +37,7 @@ class Request(Struct, frozen=True, kw_only=True):
 
     uid: str
     kind: GroupVersionKind = GroupVersionKind()
+    resource: GroupVersionResource = GroupVersionResource()
     namespace: str = ""
     name: str = ""
     operation: str = ""

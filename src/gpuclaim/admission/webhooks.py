@@ -18,10 +18,14 @@ NAME: Final = "gpuclaim"
 ORDERS_PATH: Final = "/orders"
 HOLDS_PATH: Final = "/holds"
 PODS_PATH: Final = "/pods"
+MACHINES_PATH: Final = "/machines"
+MACHINE_ORDERS_PATH: Final = "/machine-orders"
 ORDERS: Final = f"orders.{names.GROUP}"
 HOLDS: Final = f"holds.{names.GROUP}"
 PODS: Final = f"pods.{names.GROUP}"
 VM_PODS: Final = f"vm-pods.{names.GROUP}"
+MACHINES: Final = f"vms.{names.GROUP}"
+MACHINE_ORDERS: Final = f"vm-orders.{names.GROUP}"
 TIMEOUT_SECONDS: Final = 10
 
 # A selector cannot say "or": a pod of a set carries the one label, or the other alone.
@@ -91,14 +95,21 @@ def configurations(
         }
         for name, selector in _POD_SELECTORS.items()
     ]
+    machines = {
+        "rules": [_rule("kubevirt.io", "v1", "virtualmachines")],
+        # A VM that is no order never waits for us (R45).
+        "objectSelector": {"matchExpressions": [{"key": names.CLASS_LABEL, "operator": "Exists"}]},
+    }
+    filled = machines | {"name": MACHINES, "clientConfig": endpoint.config(MACHINES_PATH, authority)}
+    ordered = machines | {"name": MACHINE_ORDERS, "clientConfig": endpoint.config(MACHINE_ORDERS_PATH, authority)}
     if spared := sorted(exempt):
         outside = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": spared}
         for each in pods:
             each["namespaceSelector"] = {"matchExpressions": [outside]}
     mutating = common | {"reinvocationPolicy": "Never"}
     return [
-        _configuration("MutatingWebhookConfiguration", [mutating | each for each in (holds, *pods)]),
-        _configuration("ValidatingWebhookConfiguration", [common | orders]),
+        _configuration("MutatingWebhookConfiguration", [mutating | each for each in (holds, *pods, filled)]),
+        _configuration("ValidatingWebhookConfiguration", [common | each for each in (orders, ordered)]),
     ]
 
 

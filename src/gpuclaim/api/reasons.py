@@ -27,6 +27,17 @@ class PodRefusal(enum.StrEnum):
     NO_CLAIM = "NoClaim"
 
 
+class MachineRefusal(enum.StrEnum):
+    """Why a VirtualMachine that is an order is turned away (R45), beside a `Refusal` of what it orders."""
+
+    INVALID_COUNT = "InvalidCount"
+    INVALID_NAME = "InvalidName"
+    OTHER_SET = "OtherSet"
+    ABOVE_ORDER = "AboveOrder"
+    CLAIM_DIFFERS = "ClaimDiffers"
+    CLAIM_DELETED = "ClaimBeingDeleted"
+
+
 class ClaimCondition(enum.StrEnum):
     """Condition types of a GPUClaim."""
 

@@ -14,6 +14,7 @@ from gpuclaim import __version__
 COMMANDS: Final = {
     "up": ("up", "A whole cloud on this machine, ready to order from."),
     "plan": ("plan", "Decide orders against a state, with no cluster."),
+    "render": ("render", "Print the template of VMs that have GPUs of a class."),
     "crds": ("crds", "Print the CustomResourceDefinitions."),
     "controller": ("controller", "Run the controller."),
     "agent": ("agent", "Run the node agent, or print one report."),

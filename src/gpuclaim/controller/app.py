@@ -22,6 +22,7 @@ from gpuclaim.api import core, names
 from gpuclaim.api.types import GPUClaim, GPUClass
 from gpuclaim.controller import endpoint as leader_endpoint
 from gpuclaim.controller.binder import Binder
+from gpuclaim.controller.machines import Machines
 from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
 from gpuclaim.controller.recorder import Recorder
 from gpuclaim.controller.reporter import Reporter
@@ -34,6 +35,8 @@ from gpuclaim.placement.books import Books, Settings
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS: Final = 1.0
+_LEARNT_ANEW: Final = (GPUClaim, core.Pod, core.VirtualMachine)
+"""What a leader that is no more may have had stored a moment ago."""
 _IN_FORCE_SECONDS: Final = 5.0
 """An apiserver takes a policy up within a second or two; until then a class is left to the policy about new ones."""
 
@@ -97,17 +100,36 @@ class Controller:
         self._reporter = Reporter(
             self.books, client, now=now, lease_left=self._elector.remaining, counts=config.show_counts
         )
+        self._machines = Machines(
+            self.books, client, now=now, lease_left=self._elector.remaining, make_moves=self._binder.make_moves
+        )
         self._prepared = False
         self._classes_changed = asyncio.Event()
         self._informers: dict[type, Informer[Any]] = {
             kind: Informer(
                 client,
                 kind,
-                Mirror(kind, self.books, self._binder, self._reporter, self._classes_changed.set),
+                Mirror(
+                    kind,
+                    self.books,
+                    self._binder,
+                    self._reporter,
+                    self._classes_changed.set,
+                    self._machines,
+                ),
                 optional=kind in OPTIONAL,
             )
             for kind in KINDS
         }
+        # KubeVirt may come later, and VMs that order nothing are none of our business.
+        self._informers[core.VirtualMachine] = Informer(
+            client,
+            core.VirtualMachine,
+            self._machines,
+            label_selector=names.CLASS_LABEL,
+            metadata_only=True,
+            optional=True,
+        )
 
     def obstacle(self) -> str | None:
         """Why this replica may not decide now, as a sentence; None when it may."""
@@ -147,11 +169,14 @@ class Controller:
             make_moves=self._binder.make_moves,
             being_refused=self._binder.being_refused,
             settled=self._binder.settled,
+            machine_order=self._machines.order,
         )
         handlers = {
             webhooks.ORDERS_PATH: desk.order,
             webhooks.HOLDS_PATH: desk.hold,
             webhooks.PODS_PATH: desk.pod,
+            webhooks.MACHINES_PATH: desk.fill_machine,
+            webhooks.MACHINE_ORDERS_PATH: desk.order_of_machine,
         }
         url = urllib.parse.urlsplit(self._config.webhook_url)
         host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
@@ -173,11 +198,14 @@ class Controller:
     async def _lead(self, endpoint: Endpoint, port: int, authority: bytes, ready: Callable[[], None]) -> None:
         try:
             # The last leader's latest writes may still be on their way to us.
-            await asyncio.gather(*(self._informers[kind].resync() for kind in (GPUClaim, core.Pod)))
+            await asyncio.gather(*(self._informers[kind].resync() for kind in _LEARNT_ANEW))
+            # What was promised before what only waits.
+            await self._machines.prepare()
             await self._binder.prepare()
             self._prepared = True
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._binder.run())
+                group.create_task(self._machines.run())
                 group.create_task(self._reporter.run())
                 group.create_task(self._recorder.run())
                 group.create_task(self._keep_webhooks(endpoint, port, authority, ready))

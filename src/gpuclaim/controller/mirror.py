@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from gpuclaim.api import core, model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.controller.binder import Binder
+from gpuclaim.controller.machines import Machines
 from gpuclaim.controller.reporter import Reporter
 from gpuclaim.placement.books import Books, Known
 
@@ -39,6 +40,7 @@ class Mirror(Generic[T]):
     binder: Binder
     reporter: Reporter
     classes_changed: Callable[[], None]
+    machines: Machines
 
     def changed(self, obj: T) -> None:
         """Enters the object."""
@@ -47,6 +49,7 @@ class Mirror(Generic[T]):
         if isinstance(obj, core.Pod):
             self.binder.pod_seen(obj)
         if isinstance(obj, GPUClaim):
+            self.machines.claim_seen(obj)
             self.binder.claim_changed(obj)
         elif isinstance(obj, GPUNode):
             self.reporter.node_changed(obj)
@@ -67,7 +70,9 @@ class Mirror(Generic[T]):
             self.binder.pod_gone(namespace, name)
             self._pod(namespace, {old_set})
             return
-        if self.kind is GPUNode:
+        if self.kind is GPUClaim:
+            self.machines.claim_gone(namespace, name)
+        elif self.kind is GPUNode:
             self.reporter.node_gone(name)
         elif self.kind is core.ResourceQuota:
             self.reporter.quota_gone(namespace, name)

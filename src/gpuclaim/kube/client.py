@@ -73,7 +73,7 @@ class ListMeta(Struct, frozen=True, kw_only=True):
 
 class _RawList(Struct, frozen=True, kw_only=True):
     metadata: ListMeta = ListMeta()
-    items: list[msgspec.Raw] = []
+    items: list[msgspec.Raw] | None = None  # a PartialObjectMetadataList of nothing says null
 
 
 class _RawEvent(Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class Client:
             accept = _METADATA.format("PartialObjectMetadataList") if metadata_only else _JSON
             body = await self.request("GET", resource.path(namespace), params=params, accept=accept)
             listed = self._decode(_RawList, body)
-            items += listed.items
+            items += listed.items or ()
             token = listed.metadata.continue_
             if not token:
                 return items, listed.metadata.resource_version

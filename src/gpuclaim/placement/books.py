@@ -392,6 +392,16 @@ class Books:
         for move in reservation.moves:
             self._plan_move(uid, move, None)
 
+    def hand_over(self, uid: str, order: Order, until: dt.datetime) -> None:
+        """What is reserved under `uid` goes on under the order's own UID, until then: nothing is free in between.
+
+        Raises:
+            KeyError: nothing is reserved under `uid`.
+        """
+        reservation = self._reservations[uid]
+        self.release(uid)
+        self._reserve(Reservation(order.uid, until, order, reservation.node, reservation.moves))
+
     def reserve_pod(self, namespace: str, set_name: str, uid: str, until: dt.datetime) -> None:
         """An admitted pod of the set is on its way: the set counts as attached until the pod comes or time runs out."""
         self.revision += 1

@@ -51,3 +51,13 @@ def test_both_say_the_same_and_spare_the_same_namespaces() -> None:
             "matchExpressions"
         ]
         assert term == {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["gpu-operator"]}
+
+
+def test_a_vms_order_does_not_change_and_no_class_is_needed_to_say_so() -> None:
+    found = made([], ("gpu-operator",))
+    policy = found["ValidatingAdmissionPolicy", guard.VM_ORDERS]
+    assert policy["failurePolicy"] == "Fail"
+    (validation,) = policy["validations"]
+    assert all(label in validation["expression"] for label in (names.CLASS_LABEL, names.COUNT_LABEL))
+    # An order is an order in every namespace.
+    assert "matchResources" not in found["ValidatingAdmissionPolicyBinding", guard.VM_ORDERS]

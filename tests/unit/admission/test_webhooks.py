@@ -24,7 +24,9 @@ def test_every_webhook_fails_closed_and_reserves_nothing_on_a_dry_run() -> None:
         webhooks.HOLDS: ("MutatingWebhookConfiguration", ["gpuclaims"]),
         webhooks.PODS: ("MutatingWebhookConfiguration", ["pods"]),
         webhooks.VM_PODS: ("MutatingWebhookConfiguration", ["pods"]),
+        webhooks.MACHINES: ("MutatingWebhookConfiguration", ["virtualmachines"]),
         # Only in the validating phase has an order its UID.
+        webhooks.MACHINE_ORDERS: ("ValidatingWebhookConfiguration", ["virtualmachines"]),
         webhooks.ORDERS: ("ValidatingWebhookConfiguration", ["gpuclaims"]),
     }
     for webhook in made.values():
@@ -63,3 +65,9 @@ def test_a_pod_of_a_set_is_asked_about_once_and_another_not_at_all() -> None:
             for name, terms in asked.items()
             if all((term["key"] in labels) is (term["operator"] == "Exists") for term in terms)
         ] == expected
+
+
+def test_of_vms_only_orders_are_asked_about() -> None:
+    made = configured(Endpoint(url="https://127.0.0.1:1"))
+    for name in (webhooks.MACHINES, webhooks.MACHINE_ORDERS):
+        assert made[name]["objectSelector"]["matchExpressions"] == [{"key": names.CLASS_LABEL, "operator": "Exists"}]
