@@ -208,6 +208,8 @@ async def test_the_controller_may_what_it_does_and_nothing_else(world: World) ->
         ("GET", "/api/v1/resourcequotas", None),
         *NOBODYS,
         *STATUSES,
+        # Of a VM that is an order.
+        ("POST", f"{MINE}?dryRun=All", new("another")),
         ("PATCH", f"{admission}/validatingwebhookconfigurations/gpuclaim?dryRun=All", LABEL),
         ("PATCH", f"{admission}/mutatingwebhookconfigurations/gpuclaim?dryRun=All", LABEL),
         ("GET", f"/api/v1/namespaces/{NAMESPACE}/services/gpuclaim-controller", None),
@@ -218,7 +220,6 @@ async def test_the_controller_may_what_it_does_and_nothing_else(world: World) ->
         *(each for each in WRITE_CLASSES if each[0] != "PATCH"),
         *WRITE_NODES,
         *DELETE_NODES,
-        ("POST", f"{MINE}?dryRun=All", new("another")),
         ("DELETE", f"{MINE}/order?dryRun=All", {}),
         ("GET", "/api/v1/secrets", None),
         ("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets", None),

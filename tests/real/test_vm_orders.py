@@ -216,6 +216,16 @@ async def test_a_pool_of_the_rendered_template(hoster: Client, cluster: ControlP
         },
     }
     await hoster.apply(pool)
+    pools = Resource("pool.kubevirt.io/v1beta1", "virtualmachinepools", namespaced=True)
+    try:
+        await _runs_and_grows(hoster, pool)
+    finally:
+        await hoster.request("DELETE", pools.path("tenant-a", "workers"))
+    for claim in (await hoster.list(GPUClaim, "tenant-a"))[0]:
+        await cloud.until_gone(hoster, GPUClaim, claim.metadata.name, "tenant-a", seconds=120)
+
+
+async def _runs_and_grows(hoster: Client, pool: dict[str, Any]) -> None:
     nodes: set[str | None] = set()
     for name in ("workers-0", "workers-1"):
         pod = await machines.until_one(hoster, Pod, "tenant-a", launches(name))
@@ -226,17 +236,16 @@ async def test_a_pool_of_the_rendered_template(hoster: Client, cluster: ControlP
     assert nodes == {"gpu-1", "gpu-2"}
 
     # One more fits, a fourth does not: the pool says so, and the others run on.
-    await hoster.apply(pool | {"spec": pool["spec"] | {"replicas": 4}})  # type: ignore[operator]
+    await hoster.apply(pool | {"spec": pool["spec"] | {"replicas": 4}})
+    more = await machines.until_one(
+        hoster, GPUClaim, "tenant-a", lambda c: bound(c) and c.metadata.name not in {"workers-0", "workers-1"}
+    )
+    assert more.status.node_name == "gpu-2"
     events = "/apis/events.k8s.io/v1/namespaces/tenant-a/events"
     async with asyncio.timeout(120):
         while b"1 GPU of class 'h200' cannot be ordered" not in await hoster.request("GET", events):  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-    claims, _ = await hoster.list(GPUClaim, "tenant-a")
-    assert len(claims) == 3
-    pools = Resource("pool.kubevirt.io/v1beta1", "virtualmachinepools", namespaced=True)
-    await hoster.request("DELETE", pools.path("tenant-a", "workers"))
-    for claim in claims:
-        await cloud.until_gone(hoster, GPUClaim, claim.metadata.name, "tenant-a")
+    assert len((await hoster.list(GPUClaim, "tenant-a"))[0]) == 3
 
 
 async def test_without_a_controller_vms_that_order_nothing_are_made_and_orders_are_not(
