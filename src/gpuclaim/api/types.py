@@ -304,11 +304,43 @@ class Attachment(Struct, frozen=True, kw_only=True):
     since: Annotated[Time, _says("Since when it uses them.")]
 
 
+class UsageKind(enum.StrEnum):
+    """What an interval of use is about."""
+
+    HELD = "Held"
+    ATTACHED = "Attached"
+
+
+class UsageInterval(Struct, frozen=True, kw_only=True):
+    """A time that has ended in which a node held the claim's GPUs, or a pod used them there."""
+
+    kind: Annotated[UsageKind, _says("Held, or attached to a pod.")]
+    node_name: Annotated[NodeName, _says("The node.")]
+    since: Annotated[Time, _says("Its first second.")]
+    until: Annotated[Time, _says("The second after its last.")]
+    seconds: (
+        Annotated[Seconds, _says("Of several that were joined because there were too many: the sum of them.")] | None
+    ) = None
+
+
+UNRECORDED_MAX = 256
+"""The most intervals that wait in a claim for the ledger; beyond half of it, the newest of a kind are joined."""
+
+
 class Usage(Struct, frozen=True, kw_only=True):
     """Closed totals, written at transitions only: what runs now is since `heldSince` and `attachment.since` (R12)."""
 
     held_seconds: Annotated[Seconds, _says("Seconds of holds that have ended.")] = 0
     attached_seconds: Annotated[Seconds, _says("Seconds for which pods that have ended used the GPUs.")] = 0
+    attached_until: Annotated[Time, _says("When the last of these pods ended.")] | None = None
+    unrecorded: Annotated[
+        list[UsageInterval],
+        Meta(
+            max_length=UNRECORDED_MAX,
+            description="Intervals that have ended and are not in the ledger yet, oldest first.",
+            extra_json_schema={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = []
 
 
 class GPUClaimStatus(Struct, frozen=True, kw_only=True):
@@ -316,6 +348,7 @@ class GPUClaimStatus(Struct, frozen=True, kw_only=True):
 
     node_name: Annotated[NodeName, _says("The node that holds the GPUs.")] | None = None
     held_since: Annotated[Time, _says("Since when they are held; a move does not change it.")] | None = None
+    node_since: Annotated[Time, _says("Since when this node holds them; absent, since `heldSince`.")] | None = None
     attachment: Annotated[Attachment, _says("The pod that uses them now.")] | None = None
     usage: Annotated[Usage, _says("Closed totals, written at transitions only.")] | None = None
     refusals: Annotated[
