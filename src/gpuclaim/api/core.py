@@ -125,6 +125,25 @@ class PodCondition(Struct, frozen=True, kw_only=True):
     status: str = Status.UNKNOWN
     reason: str = ""
     message: str = ""
+    last_transition_time: dt.datetime | None = None
+
+
+class ContainerStateTerminated(Struct, frozen=True, kw_only=True):
+    """v1.ContainerStateTerminated."""
+
+    finished_at: dt.datetime | None = None
+
+
+class ContainerState(Struct, frozen=True, kw_only=True):
+    """v1.ContainerState."""
+
+    terminated: ContainerStateTerminated | None = None
+
+
+class ContainerStatus(Struct, frozen=True, kw_only=True):
+    """v1.ContainerStatus."""
+
+    state: ContainerState = ContainerState()
 
 
 class PodStatus(Struct, frozen=True, kw_only=True):
@@ -134,6 +153,8 @@ class PodStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""
     message: str = ""
     conditions: list[PodCondition] = []
+    container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
 
 
 class Pod(Struct, frozen=True, kw_only=True):

@@ -76,6 +76,7 @@ class BoundReason(enum.StrEnum):
     BOUND = "Bound"
     MOVED = "Moved"
     WAITS_FOR_POD = "WaitsForPod"
+    WAITS_FOR_LEDGER = "WaitsForLedger"
 
 
 class MoveReason(enum.StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import ipaddress
+import logging
 import signal
 import sys
 import urllib.parse
@@ -17,6 +18,7 @@ from gpuclaim.cli import logs
 from gpuclaim.controller import app
 from gpuclaim.kube.config import Config, ConfigError, load
 from gpuclaim.kube.lease import Timing
+from gpuclaim.ledger.errors import LedgerError
 from gpuclaim.placement.books import Settings
 
 
@@ -131,6 +133,14 @@ def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     multiple=True,
     help="Pods of this namespace may ask for GPUs without a claim. May be repeated.",
 )
+@click.option(
+    "--ledger",
+    envvar="GPUCLAIM_LEDGER",
+    default="",
+    metavar="URL",
+    help="Where usage is recorded: sqlite:///FILE or postgresql://USER@HOST/DATABASE. Default: nowhere, and claims keep"
+    " totals alone. Also read from $GPUCLAIM_LEDGER.",
+)
 @logs.options
 def controller(
     kubeconfig: Path | None,
@@ -148,6 +158,7 @@ def controller(
     silent_after: float,
     ancestor_label_prefix: str,
     exempt_namespace: tuple[str, ...],
+    ledger: str,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -174,6 +185,7 @@ def controller(
         identity=identity,
         timing=timing,
         show_counts=show_counts,
+        ledger=_checked(ledger),
         evacuate_after=dt.timedelta(seconds=evacuate_after),
         settings=Settings(
             silent_after=dt.timedelta(seconds=silent_after),
@@ -185,6 +197,19 @@ def controller(
         asyncio.run(_until_signal(api, config))
     except* PortInUseError as group:
         raise click.ClickException(str(group.exceptions[0])) from None
+
+
+def _checked(ledger: str) -> str:
+    if not ledger:
+        logging.getLogger(__name__).warning("no --ledger: the usage of a claim goes with it")
+        return ""
+    from gpuclaim.ledger.store import Ledger
+
+    try:
+        Ledger(ledger).close()
+    except LedgerError as error:
+        raise click.ClickException(str(error)) from None
+    return ledger
 
 
 async def _until_signal(api: Config, config: app.ControllerConfig) -> None:

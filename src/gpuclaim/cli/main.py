@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "render": ("render", "Print the template of VMs that have GPUs of a class."),
     "crds": ("crds", "Print the CustomResourceDefinitions."),
     "controller": ("controller", "Run the controller."),
+    "usage": ("usage", "Report what was held and used, by tenant, class and month."),
     "agent": ("agent", "Run the node agent, or print one report."),
 }
 

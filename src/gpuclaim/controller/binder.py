@@ -20,10 +20,14 @@ from gpuclaim.api.core import Outcome
 from gpuclaim.api.reasons import HealthyReason, MoveReason
 from gpuclaim.api.types import GPUClaim, GPUClaimStatus
 from gpuclaim.controller import claim_events, claim_status
+from gpuclaim.controller.bookkeeper import Bookkeeper
 from gpuclaim.controller.claim_events import Said
 from gpuclaim.controller.claim_status import SetPod
+from gpuclaim.controller.pod_times import PodTimes
 from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.ledger import intervals
+from gpuclaim.ledger.intervals import Past
 from gpuclaim.placement import evacuation, refusals, unscheduled
 from gpuclaim.placement.ailment import ailment
 from gpuclaim.placement.books import Books
@@ -56,6 +60,7 @@ class Binder:
         lease_left: Callable[[], float],
         grace: dt.timedelta = dt.timedelta(minutes=1),
         say: Callable[[GPUClaim, list[Said]], None] = lambda _claim, _said: None,
+        bookkeeper: Bookkeeper | None = None,
     ) -> None:
         """Sets up.
 
@@ -66,12 +71,17 @@ class Binder:
             lease_left: for how many seconds from now on this process may write.
             grace: how long a node may be unfit before sets that are off leave it.
             say: takes what a tenant should hear of a claim; must return at once.
+            bookkeeper: brings usage into the ledger; without one there is no ledger, and no claim waits for it.
         """
         self._books = books
         self._client = client
         self._now = now
         self._lease_left = lease_left
         self._say = say
+        self._bookkeeper = bookkeeper
+        if bookkeeper is not None:
+            bookkeeper.tell = lambda key: self._queue.add(key) if self._active else None
+        self._pod_times = PodTimes()
         self._queue: WorkQueue[Key] = WorkQueue()
         self._told = asyncio.Event()
         self._active = False
@@ -98,12 +108,14 @@ class Binder:
 
     def pod_seen(self, pod: core.Pod) -> None:
         """A pod is new or has changed; one that kubelet turned away is remembered until it is gone (R37)."""
+        self._pod_times.seen(pod)
         away = refusals.turned_away(pod)
         if away is not None:
             self._turned_away.setdefault((away.namespace, away.set_name), {})[pod.metadata.name] = away
 
     def pod_gone(self, namespace: str, name: str) -> None:
         """A pod is no more."""
+        self._pod_times.gone(namespace, name)
         for key in [key for key, pods in self._turned_away.items() if key[0] == namespace and name in pods]:
             del self._turned_away[key][name]
             if not self._turned_away[key]:
@@ -198,7 +210,7 @@ class Binder:
             if claim is None or claim.status.node_name != move.from_node:
                 raise ApiError(Outcome(code=409, reason="Conflict", message=f"claim {move.name!r} has changed"))
             try:
-                await self._write(claim, claim_status.bound(claim, move.to_node, self._now(), why))
+                await self._write(claim, claim_status.bound(claim, move.to_node, self._now(), why, self._past(claim)))
             except ApiError as error:
                 if error.code != 409 or last:
                     raise
@@ -276,7 +288,11 @@ class Binder:
         claim = self._books.claim(*key)
         if claim is None:
             self._refused.pop(key, None)
+            if self._bookkeeper is not None:
+                self._bookkeeper.forget(*key)
             return
+        if self._bookkeeper is not None:
+            self._bookkeeper.offer(claim)
         if claim.metadata.deletion_timestamp is not None:
             if await self._let_go(claim):
                 return
@@ -352,7 +368,10 @@ class Binder:
 
     def _of_bound(self, claim: GPUClaim, now: dt.datetime) -> GPUClaimStatus:
         """Everything that a bound claim's status says beside where it is."""
-        status = claim_status.attached(claim, self._set_pod(claim), now)
+        if self._bookkeeper is not None:
+            status = intervals.without(claim, self._bookkeeper.recorded(claim))
+            claim = msgspec.structs.replace(claim, status=status)
+        status = claim_status.attached(claim, self._set_pod(claim), now, self._past(claim))
         node = ailment(self._books.nodes.get(claim.status.node_name or ""))
         return claim_status.healthy(msgspec.structs.replace(claim, status=status), node, now)
 
@@ -362,12 +381,27 @@ class Binder:
             return None
         pod = next((pod for pod in pods if pod.node == claim.status.node_name), pods[0])
         waits = None if pod.node else unscheduled.said_of(pod, self._books.resources)
-        return SetPod(pod.name, pod.uid, pod.node, waits)
+        return SetPod(pod.name, pod.uid, pod.node, waits, self._pod_times.scheduled(pod.uid))
+
+    def _past(self, claim: GPUClaim) -> Past:
+        ended = self._pod_times.ended(claim.metadata.namespace, model.claim_set(claim))
+        return Past(ended, keep=self._bookkeeper is not None)
 
     async def _let_go(self, claim: GPUClaim) -> bool:
-        """Takes the finalizer off a deleted claim whose set has no pod any more; whether it did."""
+        """Takes the finalizer off a deleted claim once its set has no pod and its usage is in the ledger (R10a).
+
+        Whether there is nothing else to do for it: it has gone, or waits for the ledger alone.
+        """
         if self._books.attached(claim.metadata.namespace, model.claim_set(claim)):
             return False
+        if self._bookkeeper is not None:
+            status = claim_status.released(claim, self._now(), self._past(claim))
+            if claim.status.node_name is not None and status != claim.status:
+                # The answer brings the claim back here, and to the bookkeeper.
+                await self._write(claim, status)
+                return True
+            if not self._bookkeeper.settled(claim):
+                return True
         kept = [finalizer for finalizer in claim.metadata.finalizers if finalizer != names.HOLD_FINALIZER]
         if kept != claim.metadata.finalizers:
             await self._write_finalizers(claim, kept)

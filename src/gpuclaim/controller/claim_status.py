@@ -11,7 +11,9 @@ import msgspec
 from gpuclaim.api import model, names
 from gpuclaim.api.core import Status
 from gpuclaim.api.reasons import AttachedReason, BoundReason, ClaimCondition, HealthyReason, MoveReason
-from gpuclaim.api.types import Attachment, Condition, GPUClaim, GPUClaimStatus, HistoryEntry, Usage
+from gpuclaim.api.types import Condition, GPUClaim, GPUClaimStatus, HistoryEntry
+from gpuclaim.ledger import intervals
+from gpuclaim.ledger.intervals import Past
 from gpuclaim.placement.ailment import SAID
 from gpuclaim.placement.orders import Verdict
 
@@ -24,7 +26,11 @@ class SetPod:
     uid: str
     node: str
     waits: tuple[AttachedReason, str] | None = None
+    scheduled: dt.datetime | None = None
+    """Since when it is on its node, where it says so."""
 
+
+_NO_PAST: Final = Past()
 
 SAID_OF_MOVES: Final = {
     MoveReason.MADE_ROOM: "to make room for an order",
@@ -36,7 +42,9 @@ SAID_OF_MOVES: Final = {
 """Why a hold moved, as the end of a sentence; nothing of others is in it."""
 
 
-def bound(claim: GPUClaim, node: str, now: dt.datetime, why: MoveReason = MoveReason.MADE_ROOM) -> GPUClaimStatus:
+def bound(
+    claim: GPUClaim, node: str, now: dt.datetime, why: MoveReason = MoveReason.MADE_ROOM, past: Past = _NO_PAST
+) -> GPUClaimStatus:
     """The status once the claim holds its GPUs on `node`, anew or moved there; a move gets a line in the history."""
     status = claim.status
     moved = status.node_name is not None and status.node_name != node
@@ -49,7 +57,7 @@ def bound(claim: GPUClaim, node: str, now: dt.datetime, why: MoveReason = MoveRe
         history = [*history, entry][-names.HISTORY_MAX :]
     return _with(
         msgspec.structs.replace(
-            status, node_name=node, held_since=status.held_since or model.utc(now), history=history
+            intervals.placed(_caught_up(status, past, now), node, now, keep=past.keep), history=history
         ),
         claim,
         ClaimCondition.BOUND,
@@ -66,19 +74,15 @@ def waiting(claim: GPUClaim, verdict: Verdict, now: dt.datetime) -> GPUClaimStat
     return _with(claim.status, claim, ClaimCondition.BOUND, Status.FALSE, reason, verdict.message, now)
 
 
-def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime) -> GPUClaimStatus:
+def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime, past: Past = _NO_PAST) -> GPUClaimStatus:
     """The status of a bound claim, by the live pod of its set: whether it is attached, and the usage that has ended."""
-    status = claim.status
+    status = _caught_up(claim.status, past, now)
     here = pod if pod is not None and pod.node and pod.node == status.node_name else None
     old = status.attachment
     if old is not None and (here is None or here.uid != old.pod_uid):
-        used = status.usage or Usage()
-        ran = max(0, int((model.utc(now) - old.since).total_seconds()))
-        usage = msgspec.structs.replace(used, attached_seconds=used.attached_seconds + ran)
-        status = msgspec.structs.replace(status, attachment=None, usage=usage)
+        status = intervals.detached(status, now, keep=past.keep)
     if here is not None and status.attachment is None:
-        attachment = Attachment(pod_name=here.name, pod_uid=here.uid, since=model.utc(now))
-        status = msgspec.structs.replace(status, attachment=attachment)
+        status = intervals.attached(status, here.name, here.uid, now, scheduled=here.scheduled)
     if here is not None:
         condition = (Status.TRUE, AttachedReason.POD_RUNS, f"pod {here.name} uses them")
     elif pod is not None and pod.node:
@@ -96,10 +100,24 @@ def attached(claim: GPUClaim, pod: SetPod | None, now: dt.datetime) -> GPUClaimS
     return status
 
 
+def released(claim: GPUClaim, now: dt.datetime, past: Past) -> GPUClaimStatus:
+    """The status of a deleted claim whose set has no pod: its time has ended, and it waits for the ledger (R10a)."""
+    deleted = claim.metadata.deletion_timestamp or now
+    status = intervals.released(_caught_up(claim.status, past, now), deleted, now, keep=past.keep)
+    text = f"no pod of set {model.claim_set(claim)} runs"
+    status = _with(status, claim, ClaimCondition.ATTACHED, Status.FALSE, AttachedReason.NO_POD, text, now)
+    text = "deleted; held until its usage is in the ledger, at no cost to the tenant"
+    return _with(status, claim, ClaimCondition.BOUND, Status.TRUE, BoundReason.WAITS_FOR_LEDGER, text, now)
+
+
 def healthy(claim: GPUClaim, node: HealthyReason, now: dt.datetime) -> GPUClaimStatus:
     """The status of a bound claim, by what is wrong with its node (R36)."""
     well = Status.TRUE if node is HealthyReason.NODE_WELL else Status.FALSE
     return _with(claim.status, claim, ClaimCondition.HEALTHY, well, node, SAID[node], now)
+
+
+def _caught_up(status: GPUClaimStatus, past: Past, now: dt.datetime) -> GPUClaimStatus:
+    return intervals.caught_up(status, past.ended, now, keep=past.keep)
 
 
 def merge_patch(old: msgspec.Struct, new: msgspec.Struct) -> dict[str, Any]:

@@ -64,6 +64,14 @@ class PodEnd:
     until: dt.datetime
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Past:
+    """What is known of a claim's use beside its status: its set's pods that have ended, and whether a ledger waits."""
+
+    ended: tuple[PodEnd, ...] = ()
+    keep: bool = False
+
+
 # --- a claim's intervals ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,1 @@
+"""The ledger's schema, step by step; Alembic runs it (`store.Ledger.migrate`)."""
