@@ -20,7 +20,7 @@ from gpuclaim.local import offers
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.kubevirt import KubeVirt
 from gpuclaim.local.slate import Slate
-from support import cloud
+from support import cloud, guards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -118,7 +118,9 @@ def _install_crds(cluster: ControlPlane) -> None:
 def cluster(control_plane: ControlPlane, slate: Slate) -> Iterator[ControlPlane]:
     """`control_plane`, emptied after the test."""
     yield control_plane
+    guarded = guards.resources(control_plane)
     slate.wipe()
+    guards.until_forgotten(control_plane, guarded)
 
 
 @pytest.fixture
