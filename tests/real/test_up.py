@@ -106,7 +106,8 @@ def test_the_tour_goes_as_told_and_nothing_is_left(tmp_path: Path) -> None:
         "The largest order of 'h200' that would be taken now is 4.",
         "Error from server (OverBudget)",
         "No order of 'h200' would be taken now.",
-        "Error from server (NoClaim)",
+        "Error from server (Forbidden)",
+        "belongs to no set",
         "all of it went as told",
     ):
         assert sentence in " ".join(run.printed.split()), run.printed

@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpuclaim.admission import guard
 from gpuclaim.api import core, model, names
-from gpuclaim.api.reasons import ClaimCondition, PodRefusal, Refusal
+from gpuclaim.api.reasons import ClaimCondition, Refusal
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.kube.resources import resource_of
 from gpuclaim.local import cloud, offers
@@ -149,7 +150,7 @@ class _Tour:
         _check(Refusal.INSUFFICIENT_CAPACITY in answer, "tenant B's order is not refused for want of capacity")
         await self._tell("Nor can tenant B take it past all orders, by a pod that simply asks for it.")
         answer = await self._kubectl("create", "-f", "-", given=_POD, refused=True)
-        _check(PodRefusal.NO_CLAIM in answer, "a pod without an order is not refused for that")
+        _check(guard.KNOWN in answer, "a pod without an order is not refused for that")
 
     async def _start_again(self, node: str) -> None:
         await self._tell("In the morning tenant A's VM comes back: on the same node, with its GPU.")
