@@ -1,7 +1,7 @@
 # The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check bench lint fmt lock crds proto docs clean
+.PHONY: help up test check soak bench lint fmt lock crds proto docs clean
 
 CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
@@ -21,7 +21,10 @@ test: $(READY) ## every test: unit, property, cases, and the real components
 	@$(VENV)/bin/pytest $(ARGS)
 
 check: lint ## linters and the tests that run in seconds
-	@$(VENV)/bin/pytest -m "not real" $(ARGS)
+	@$(VENV)/bin/pytest -m "not real and not simulated" $(ARGS)
+
+soak: $(READY) ## play the controller against a simulated apiserver, one history a seed (ARGS='--seeds 5000 --start 1', '--seed N')
+	@PYTHONPATH=tests $(VENV)/bin/python -m simulator $(ARGS)
 
 bench: $(READY) ## measure (nothing is asserted): a placement decision; the agent beside go-nvlib's nvpci
 	@$(VENV)/bin/python bench/decision.py

@@ -98,7 +98,7 @@ async def running_controller(
     """A controller in this process, taking orders; `now` is its clock, this machine's by default."""
     ready = asyncio.Event()
     fields: dict[str, Any] = {"timing": Timing(duration=6, retry=0.5, margin=2)} | settings
-    clock = {"now": now} if now is not None else {}
+    clock: dict[str, Any] = {"now": now} if now is not None else {}
     async with Client(config.load(kubeconfig)) as client:
         controller = Controller(
             client, ControllerConfig(webhook_url="https://127.0.0.1:0", identity=identity, **fields), **clock

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import logging
 import os
 import socket
 import urllib.parse
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import tenacity
 
@@ -27,10 +28,11 @@ from gpuclaim.controller.machines import Machines
 from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
 from gpuclaim.controller.recorder import Recorder
 from gpuclaim.controller.reporter import Reporter
+from gpuclaim.controller.wallclock import WallClock
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.informer import Informer
-from gpuclaim.kube.lease import Elector, Timing
+from gpuclaim.kube.lease import Elector, Timing, boottime
 from gpuclaim.placement.books import Books, Settings
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,22 @@ class ControllerConfig:
     settings: Settings = dataclasses.field(default_factory=Settings)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """Where the apiserver asks, the port of that here, and the authority (PEM) by which it knows the answers."""
+
+    endpoint: Endpoint
+    port: int
+    authority: bytes
+
+
+Front: TypeAlias = Callable[
+    [Mapping[str, server.Handler], Callable[[], str | None]], contextlib.AbstractAsyncContextManager[Served]
+]
+"""What brings the apiserver's questions to the handlers (by path) while its context is open; the second argument is
+what `/readyz` tells."""
+
+
 def _utc_now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
@@ -83,30 +101,52 @@ def _utc_now() -> dt.datetime:
 class Controller:
     """One replica: it mirrors always, and decides and writes while it leads."""
 
-    def __init__(self, client: Client, config: ControllerConfig, *, now: Callable[[], dt.datetime] = _utc_now) -> None:
+    def __init__(
+        self,
+        client: Client,
+        config: ControllerConfig,
+        *,
+        now: Callable[[], dt.datetime] = _utc_now,
+        clock: Callable[[], float] = boottime,
+        front: Front | None = None,
+    ) -> None:
+        """Sets up.
+
+        Args:
+            client: how the apiserver is reached.
+            config: what the controller is told.
+            now: the present moment, as this machine's clock has it; it may be wrong, and be set.
+            clock: seconds that pass evenly, also while the machine sleeps; the lease is counted by it.
+            front: how questions come here; by default over HTTPS, as `config` says.
+        """
+        self._front = front or self._https
         self._client = client
         self._config = config
-        self._now = now
+        self._now = now = WallClock(now, clock, self._clock_stepped)
         self.books = Books(config.settings)
         self._elector = Elector(
-            client, config.lease_namespace, config.lease_name, config.identity, timing=config.timing
+            client,
+            config.lease_namespace,
+            config.lease_name,
+            config.identity,
+            timing=config.timing,
+            clock=clock,
+            now=now,
         )
         self._bookkeeper = _bookkeeper(config.ledger) if config.ledger else None
-        self._recorder = Recorder(client, config.identity, now=now, lease_left=self._elector.remaining)
+        self._recorder = Recorder(client, config.identity, now=now, lease_left=self._may_write)
         self._binder = Binder(
             self.books,
             client,
             now=now,
-            lease_left=self._elector.remaining,
+            lease_left=self._may_write,
             grace=config.evacuate_after,
             say=self._recorder.say,
             bookkeeper=self._bookkeeper,
         )
-        self._reporter = Reporter(
-            self.books, client, now=now, lease_left=self._elector.remaining, counts=config.show_counts
-        )
+        self._reporter = Reporter(self.books, client, now=now, lease_left=self._may_write, counts=config.show_counts)
         self._machines = Machines(
-            self.books, client, now=now, lease_left=self._elector.remaining, make_moves=self._binder.make_moves
+            self.books, client, now=now, lease_left=self._may_write, make_moves=self._binder.make_moves
         )
         self._prepared = False
         self._classes_changed = asyncio.Event()
@@ -140,6 +180,8 @@ class Controller:
         """Why this replica may not decide now, as a sentence; None when it may."""
         if waiting := self._unread():
             return f"not ready: has not read every {', '.join(waiting)} yet"
+        if lost := self._lost():
+            return f"not ready: changes of {lost} do not come in"
         if not self._elector.leads():
             return "not ready: another replica leads"
         if not self._prepared:
@@ -157,6 +199,21 @@ class Controller:
 
     def _unread(self) -> list[str]:
         return [kind.__name__ for kind, informer in self._informers.items() if not informer.synced.is_set()]
+
+    def _clock_stepped(self, step: dt.timedelta) -> None:
+        log.warning("the clock was set by %s", step)
+        self.books.clock_stepped(step)
+        self._binder.clock_stepped(step)
+
+    def _lost(self) -> str:
+        """The kinds, as text, of which the books may have missed a change: no pod may be unknown to what decides."""
+        return ", ".join(
+            kind.__name__ for kind, informer in self._informers.items() if not informer.current and kind not in OPTIONAL
+        )
+
+    def _may_write(self) -> float:
+        """For how many seconds from now on this replica may write what it has decided; 0 where it may not."""
+        return 0.0 if self._lost() else self._elector.remaining()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
         """Runs until cancelled.
@@ -183,24 +240,30 @@ class Controller:
             webhooks.MACHINES_PATH: desk.fill_machine,
             webhooks.MACHINE_ORDERS_PATH: desk.order_of_machine,
         }
+        async with self._front(handlers, self.unready) as served, asyncio.TaskGroup() as group:
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+            group.create_task(self._tick())
+            for informer in self._informers.values():
+                await informer.synced.wait()
+            log.info("read everything; campaigning for the lease as %s", self._config.identity)
+            await self._elector.run(lambda: self._lead(served, ready))
+
+    @contextlib.asynccontextmanager
+    async def _https(
+        self, handlers: Mapping[str, server.Handler], unready: Callable[[], str | None]
+    ) -> AsyncIterator[Served]:
         url = urllib.parse.urlsplit(self._config.webhook_url)
         host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
         serving = Serving.self_made(_hosts(self._config))
-        async with server.serve(host, port, serving.context(), handlers, self.unready) as actual:
+        async with server.serve(host, port, serving.context(), handlers, unready) as actual:
             named = f"[{host}]" if ":" in host else host
             endpoint = Endpoint(
                 url=f"https://{named}:{actual}" if url.hostname else "", service=self._config.webhook_service
             )
-            async with asyncio.TaskGroup() as group:
-                for informer in self._informers.values():
-                    group.create_task(informer.run())
-                group.create_task(self._tick())
-                for informer in self._informers.values():
-                    await informer.synced.wait()
-                log.info("read everything; campaigning for the lease as %s", self._config.identity)
-                await self._elector.run(lambda: self._lead(endpoint, actual, serving.authority, ready))
+            yield Served(endpoint, actual, serving.authority)
 
-    async def _lead(self, endpoint: Endpoint, port: int, authority: bytes, ready: Callable[[], None]) -> None:
+    async def _lead(self, served: Served, ready: Callable[[], None]) -> None:
         try:
             # The last leader's latest writes may still be on their way to us.
             await asyncio.gather(*(self._informers[kind].resync() for kind in _LEARNT_ANEW))
@@ -215,12 +278,13 @@ class Controller:
                 group.create_task(self._recorder.run())
                 if self._bookkeeper is not None:
                     group.create_task(self._bookkeeper.run())
-                group.create_task(self._keep_webhooks(endpoint, port, authority, ready))
+                group.create_task(self._keep_webhooks(served, ready))
         finally:
             self._prepared = False
 
-    async def _keep_webhooks(self, endpoint: Endpoint, port: int, authority: bytes, ready: Callable[[], None]) -> None:
+    async def _keep_webhooks(self, served: Served, ready: Callable[[], None]) -> None:
         """Writes the guard and the webhook configurations, and again whenever pods ask for classes by other names."""
+        endpoint = served.endpoint
         written: list[dict[str, Any]] = []
         owner: dict[str, Any] = {}
         in_force = 0.0
@@ -236,11 +300,13 @@ class Controller:
             # The guard first: pods of no set are its alone.
             wanted = [
                 *guard.policies(asked, exempt, owner),
-                *webhooks.configurations(endpoint, authority, asked, exempt),
+                *webhooks.configurations(endpoint, served.authority, asked, exempt),
             ]
             changed = [configuration for configuration in wanted if configuration not in written]
             if endpoint.service is not None and self._config.address:
-                await trying(leader_endpoint.lead_here, self._client, endpoint.service, self._config.address, port)
+                await trying(
+                    leader_endpoint.lead_here, self._client, endpoint.service, self._config.address, served.port
+                )
             stored: list[dict[str, Any]] = [
                 await trying(self._client.apply, configuration, manager="gpuclaim-controller")
                 for configuration in changed

@@ -133,6 +133,10 @@ class Binder:
         for claim in self._books.claims_of_set(namespace, set_name):
             self._queue.add((namespace, claim.metadata.name))
 
+    def clock_stepped(self, step: dt.timedelta) -> None:
+        """The clock was set, by `step`."""
+        self._watch.clock_stepped(step)
+
     def room_changed(self) -> None:
         """Something that waits may fit now."""
         if self._active and self._books.has_unbound:
@@ -272,7 +276,7 @@ class Binder:
         """Has the claims looked at of nodes that have fallen ill or got well, whether by an event or by time alone."""
         self._books.advance(self._now())
         ailments = {node.name: ailment(node) for node in self._books.nodes.values() if node.claims}
-        for name in {n for n, reason in ailments.items() if self._ailments.get(n) is not reason}:
+        for name in sorted(n for n, reason in ailments.items() if self._ailments.get(n) is not reason):
             for claim in self._books.nodes[name].claims:
                 self._queue.add((claim.metadata.namespace, claim.metadata.name))
         self._ailments = ailments

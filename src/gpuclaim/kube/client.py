@@ -9,7 +9,7 @@ import asyncio
 import builtins
 import enum
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -257,10 +257,12 @@ class Client:
         label_selector: str = "",
         metadata_only: bool = False,
         seconds: int = 300,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
         """Changes of a kind since a resourceVersion, as (ADDED, MODIFIED, DELETED or BOOKMARK, object as JSON).
 
-        An object that a selector no longer selects is DELETED. Ends after about `seconds`, as the apiserver ends it.
+        `opened` is called when the apiserver has begun to answer. An object that a selector no longer selects is
+        DELETED. Ends after about `seconds`, as the apiserver ends it.
         Leave it before that with `contextlib.aclosing`.
 
         Raises:
@@ -289,6 +291,7 @@ class Client:
                 if answer.status >= 400:
                     raise ApiError(self._status(answer.status, await answer.read()))
                 rest = b""
+                opened()
                 try:
                     async for chunk in answer.content.iter_any():
                         *lines, rest = (rest + chunk).split(b"\n")

@@ -23,6 +23,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 T_contra = TypeVar("T_contra", contravariant=True)
 _Key = tuple[str, str]
 _ABSENT_SECONDS: Final = 5
+_OPENS_SECONDS: Final = 1.0
+"""A watch that follows another is open within this time, or changes may be missed."""
 
 
 class _Selection(TypedDict):
@@ -62,6 +64,7 @@ class Informer(Generic[T]):
     Attributes:
         synced: set once the receiver has the whole kind.
         version: the resourceVersion up to which the receiver knows it.
+        current: whether changes come in as they happen; not while a watch is broken and no other is open yet.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Informer(Generic[T]):
         """
         self.synced = asyncio.Event()
         self.version = ""
+        self.current = False
         self._client = client
         self._type = type_
         self._resource = resource_of(type_)
@@ -143,6 +147,7 @@ class Informer(Generic[T]):
             if error.code not in {410, 504} and not (self._optional and error.code == 404):
                 raise
             self._stale = True
+            self._lose()
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -150,6 +155,7 @@ class Informer(Generic[T]):
             # It was resync() that ended the watch.
 
     def _say(self, state: tenacity.RetryCallState) -> None:
+        self._lose()
         error = state.outcome.exception() if state.outcome else None
         # Once for each outage: every kind has an informer, and each tries again for as long as it takes.
         log.log(
@@ -157,7 +163,11 @@ class Informer(Generic[T]):
         )
         self._failing = True
 
+    def _lose(self) -> None:
+        self.current = False
+
     def _works(self) -> None:
+        self.current = True
         if self._failing:
             log.info("%s: answered again", self._resource.plural)
             self._failing = False
@@ -199,16 +209,26 @@ class Informer(Generic[T]):
             await asyncio.sleep(_ABSENT_SECONDS)
             self._stale = True
             return
-        events = self._client.watch(self._resource, self._namespace, since=self.version, **self._selection)
-        async with contextlib.aclosing(events):
-            async for kind, item in events:
-                self._works()
-                meta = self._peek.decode(item).metadata
-                if kind == "DELETED":
-                    self._forget((meta.namespace, meta.name))
-                elif kind != "BOOKMARK":
-                    self._hand_over(meta, item)
-                self.version = meta.resource_version
+        late = asyncio.get_running_loop().call_later(_OPENS_SECONDS, self._lose)
+
+        def opened() -> None:
+            late.cancel()
+            self._works()
+
+        events = self._client.watch(
+            self._resource, self._namespace, since=self.version, opened=opened, **self._selection
+        )
+        try:
+            async with contextlib.aclosing(events):
+                async for kind, item in events:
+                    meta = self._peek.decode(item).metadata
+                    if kind == "DELETED":
+                        self._forget((meta.namespace, meta.name))
+                    elif kind != "BOOKMARK":
+                        self._hand_over(meta, item)
+                    self.version = meta.resource_version
+        finally:
+            late.cancel()
 
     def _hand_over(self, meta: _Meta, item: msgspec.Raw) -> None:
         key = (meta.namespace, meta.name)

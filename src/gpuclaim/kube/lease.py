@@ -33,8 +33,8 @@ class Timing:
     margin: float = 5.0
 
 
-def _boottime() -> float:
-    # Goes on while the machine is suspended, unlike CLOCK_MONOTONIC.
+def boottime() -> float:
+    """Seconds since the machine started; they go on while it is suspended, unlike CLOCK_MONOTONIC's."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -49,7 +49,8 @@ class Elector:
         identity: str,
         *,
         timing: Timing | None = None,
-        clock: Callable[[], float] = _boottime,
+        clock: Callable[[], float] = boottime,
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
     ) -> None:
         self.identity = identity
         self._client = client
@@ -57,6 +58,8 @@ class Elector:
         self._name = name
         self._timing = timing or Timing()
         self._clock = clock
+        self._now = now
+        self._now = now
         self._held_until = float("-inf")
         self._observed: LeaseSpec | None = None
         self._observed_at = float("-inf")
@@ -148,7 +151,7 @@ class Elector:
         return ObjectMeta(namespace=self._namespace, name=self._name)
 
     def _spec(self, old: LeaseSpec | None) -> LeaseSpec:
-        now = dt.datetime.now(dt.UTC)
+        now = self._now()
         # A MicroTime must have its six digits; msgspec leaves them away where they are zeros.
         now = now.replace(microsecond=now.microsecond or 1)
         ours = old is not None and old.holder_identity == self.identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import heapq
@@ -438,6 +439,17 @@ class Books:
             heapq.heappush(self._expiries, entry)
         for uid in [uid for uid, pod in self._pod_reservations.items() if pod.until <= now]:
             self._drop_pod_reservation(uid)
+
+    def clock_stepped(self, step: dt.timedelta) -> None:
+        """The clock was set, by `step`: what is reserved stays reserved for as long as it would have been."""
+        for uid, reservation in self._reservations.items():
+            self._reservations[uid] = dataclasses.replace(reservation, until=reservation.until + step)
+        for uid, pod in self._pod_reservations.items():
+            self._pod_reservations[uid] = dataclasses.replace(pod, until=pod.until + step)
+        for tenant in self._tenants.values():
+            for reserved in tenant.reserved.values():
+                reserved.update({uid: self._reservations[uid] for uid in reserved})
+        self._expiries = [(until + step, uid) for until, uid in self._expiries]
 
     # --- time and derived state ---------------------------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class Watch:
         self.grace = grace
         self._since: dict[str, dt.datetime] = {}
 
+    def clock_stepped(self, step: dt.timedelta) -> None:
+        """The clock was set, by `step`: the grace of each node is as long as it would have been."""
+        self._since = {name: since + step for name, since in self._since.items()}
+
     def leaving(self, books: Books, now: dt.datetime) -> list[Leaving]:
         """The sets that are not attached and whose node has been unfit for longer than the grace.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ class Script:
         self.watches: list[list[tuple[str, msgspec.Raw] | Exception]] = []
         self.since: list[str] = []
         self.idle = asyncio.Event()
+        self.opens = True
 
     async def list_raw(self, _: Resource, __: str, *, field_selector: str) -> tuple[list[msgspec.Raw], str]:
         assert field_selector == ""
@@ -40,10 +41,12 @@ class Script:
         return answer
 
     async def watch(
-        self, _: Resource, __: str, *, since: str, field_selector: str
+        self, _: Resource, __: str, *, since: str, opened: Callable[[], None], field_selector: str
     ) -> AsyncIterator[tuple[str, msgspec.Raw]]:
         assert field_selector == ""
         self.since.append(since)
+        if self.opens:
+            opened()
         for event in self.watches.pop(0) if self.watches else []:
             if isinstance(event, Exception):
                 raise event
@@ -97,6 +100,40 @@ async def test_a_watch_that_broke_goes_on_where_it_was() -> None:
     async with running(script, heard):
         assert heard.words == ["a=6", "a=7"]
     assert script.since == ["5", "6"]
+
+
+async def test_it_is_current_while_a_watch_is_open_and_not_after_one_broke() -> None:
+    class Seen(Heard):
+        current: list[bool] = []
+
+        def changed(self, obj: core.Namespace) -> None:
+            self.current.append(informer.current)
+
+    class Reopened(Script):
+        """Its second watch is told of before the apiserver has answered."""
+
+        async def watch(
+            self, _: Resource, __: str, *, since: str, opened: Callable[[], None], field_selector: str
+        ) -> AsyncIterator[tuple[str, msgspec.Raw]]:
+            self.reopening.append(informer.current)
+            async for event in super().watch(_, __, since=since, opened=opened, field_selector=field_selector):
+                yield event
+
+        reopening: list[bool] = []
+
+    script, heard = Reopened(), Seen()
+    script.lists = [([], "5")]
+    script.watches = [[("ADDED", namespace("a", 6)), UnreachableError("cut")], [("MODIFIED", namespace("a", 7))]]
+    informer = Informer(script, core.Namespace, heard)  # type: ignore[arg-type]
+    assert not informer.current
+    task = asyncio.create_task(informer.run())
+    async with asyncio.timeout(30):
+        await script.idle.wait()
+    assert script.reopening == [True, False]
+    assert heard.current == [True, True]
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize("code", [410, 504])

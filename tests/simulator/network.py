@@ -1,0 +1,282 @@
+"""What lies between a replica and the apiserver: latency, loss, errors, watches that are late or break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from gpuclaim.api.core import Outcome
+from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.kube.config import Config
+from gpuclaim.kube.resources import Resource
+from simulator.apiserver import Apiserver, Json, Path, RefusedError, shown
+from simulator.loop import Universe, VirtualLoop
+
+_REQUEST_TIMEOUT: Final = 30.0
+_SLOWEST: Final = 3.0
+"""No request is on its way for longer: the lease's margin is there for it (kube.lease)."""
+_BOOKMARK_SECONDS: Final = 60.0
+
+Event: TypeAlias = "tuple[str, Json] | Exception | None"
+
+
+@dataclasses.dataclass
+class Weather:
+    """How bad the network and the apiserver are now, as probabilities."""
+
+    slow: float = 0.0
+    lost: float = 0.0
+    answer_lost: float = 0.0
+    refused: float = 0.0
+    broken_watch: float = 0.0
+    late_event: float = 0.0
+    twice: float = 0.0
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Weather:
+        """Some weather: often fair, sometimes foul."""
+        worst = rng.choice((0.0, 0.01, 0.03, 0.1, 0.3))
+        return cls(
+            slow=rng.random() * min(0.3, worst * 3),
+            lost=rng.random() * worst,
+            answer_lost=rng.random() * worst,
+            refused=rng.random() * worst,
+            broken_watch=rng.random() * worst / 4,
+            late_event=rng.random() * min(0.5, worst * 4),
+            twice=rng.random() * worst / 2,
+        )
+
+
+class Network:
+    """The way of requests, answers and events; the seed decides how long each takes and what is lost."""
+
+    def __init__(
+        self, universe: Universe, server: VirtualLoop, api: Apiserver, trace: Callable[[str, str], None]
+    ) -> None:
+        self.weather = Weather()
+        self.universe = universe
+        self.server = server
+        self.api = api
+        self.trace = trace
+
+    def latency(self) -> float:
+        """Seconds that one way takes."""
+        rng = self.universe.rng
+        if rng.random() < self.weather.slow:
+            return rng.uniform(0.05, _SLOWEST)
+        return rng.uniform(0.0005, 0.01)
+
+
+class Wire:
+    """One process's way to the apiserver; cut, nothing passes."""
+
+    def __init__(self, network: Network, loop: VirtualLoop, who: str) -> None:
+        self.cut_until = 0.0
+        self._network = network
+        self._loop = loop
+        self._who = who
+        self._watches: list[_Watch] = []
+
+    @property
+    def cut(self) -> bool:
+        """Whether nothing passes now."""
+        return self._network.universe.clock.now < self.cut_until
+
+    async def call(self, method: str, path: str, data: bytes | None, params: Mapping[str, str], content: str) -> bytes:
+        """One request and its answer, if it comes.
+
+        Raises:
+            ApiError: the answer is no 2xx.
+            UnreachableError: no answer came.
+        """
+        net, rng = self._network, self._network.universe.rng
+        weather = net.weather
+        answer: asyncio.Future[Json] = self._loop.create_future()
+        say = f"{method} {shown(path)}"
+        roll = rng.random()
+        if self.cut or roll < weather.lost:
+            net.trace(self._who, f"{say}: lost")
+            await self._silence()
+        if roll < weather.lost + weather.refused:
+            raise self._disturbance(say)
+        lost = roll < weather.lost + weather.refused + weather.answer_lost
+        body = msgspec.json.decode(data) if data else None
+
+        async def serve() -> None:
+            try:
+                result: Json | RefusedError = await net.api.handle(method, path, body, dict(params), content, self._who)
+            except RefusedError as refused:
+                result = refused
+            if method != "GET" and "/events" not in path and "/leases" not in path:
+                net.trace(self._who, f"{say}: {_result(result)}{' (answer lost)' if lost else ''}")
+            if not lost:
+                self._loop.call_at(net.universe.clock.now + net.latency(), deliver, result)
+
+        def deliver(result: Json | RefusedError) -> None:
+            if answer.done() or self.cut:
+                return
+            if isinstance(result, RefusedError):
+                answer.set_exception(ApiError(msgspec.convert(result.body, Outcome)))
+            else:
+                answer.set_result(result)
+
+        net.server.call_at(net.universe.clock.now + net.latency(), lambda: net.server.create_task(serve()))
+        if lost:
+            await self._silence()
+        try:
+            async with asyncio.timeout(_REQUEST_TIMEOUT):
+                return msgspec.json.encode(await answer)
+        except TimeoutError:
+            raise UnreachableError("no answer in time") from None
+
+    async def _silence(self) -> None:
+        """A connection that is reset, or that says nothing more."""
+        rng = self._network.universe.rng
+        await asyncio.sleep(_REQUEST_TIMEOUT if rng.random() < 0.2 else rng.uniform(0.001, 0.5))
+        raise UnreachableError("connection lost")
+
+    def _disturbance(self, say: str) -> ApiError:
+        code, reason = self._network.universe.rng.choice(
+            (
+                (429, "TooManyRequests"),
+                (500, "InternalError"),
+                (504, "Timeout"),
+                (409, "Conflict"),
+                (503, "ServiceUnavailable"),
+            )
+        )
+        body: Json = {"code": code, "reason": reason, "message": "simulated"}
+        if code == 429:
+            body["details"] = {"retryAfterSeconds": 1}
+        self._network.trace(self._who, f"{say}: {code} (simulated)")
+        return ApiError(msgspec.convert(body, Outcome))
+
+    async def watch(
+        self, path: str, since: str, seconds: int, opened: Callable[[], None]
+    ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
+        """The events of a kind, as the client gives them on."""
+        net = self._network
+        if self.cut or net.universe.rng.random() < net.weather.lost:
+            await self._silence()
+        await asyncio.sleep(net.latency())
+        plural = Path.of(path).plural
+        try:
+            past = net.api.since(plural, int(since))
+        except RefusedError as refused:
+            raise ApiError(msgspec.convert(refused.body, Outcome)) from None
+        watch = _Watch(net, self._loop, seconds)
+        self._watches.append(watch)
+        net.api.watchers[plural].append(watch.tell)
+        opened()
+        try:
+            for _, kind, obj in past:
+                watch.put((kind, obj))
+            while True:
+                told = await watch.queue.get()
+                if told is None:
+                    return
+                if isinstance(told, Exception):
+                    raise told
+                if self.cut:
+                    raise UnreachableError("connection lost")
+                yield told[0], msgspec.Raw(msgspec.json.encode(told[1]))
+        finally:
+            watch.end()
+            net.api.watchers[plural].remove(watch.tell)
+            self._watches.remove(watch)
+
+    def break_watches(self) -> None:
+        """Every open watch breaks, as when a load balancer forgets its connections."""
+        for watch in self._watches:
+            watch.put(UnreachableError("watch broken"))
+
+
+class _Watch:
+    """One open watch: events arrive in order, each in its time."""
+
+    def __init__(self, net: Network, loop: VirtualLoop, seconds: int) -> None:
+        self.queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._net = net
+        self._loop = loop
+        self._last = net.universe.clock.now
+        self._ended = False
+        self._broken = False
+        loop.call_later(seconds, self.queue.put_nowait, None)
+        loop.call_later(_BOOKMARK_SECONDS, self._bookmark)
+
+    def tell(self, version: int, kind: str, obj: Json) -> None:
+        """An event is on its way."""
+        if self._broken:
+            return
+        rng, weather = self._net.universe.rng, self._net.weather
+        if rng.random() < weather.broken_watch:
+            self.put(UnreachableError("watch broken"))
+            return
+        self.put((kind, obj), late=rng.uniform(0.1, 5) if rng.random() < weather.late_event else 0.0)
+        if rng.random() < weather.twice:
+            self.put((kind, obj))
+
+    def put(self, told: Event, late: float = 0.0) -> None:
+        """Hands it over after what was told before."""
+        self._broken = self._broken or isinstance(told, Exception)
+        # Never two at one time: timers that are due together have no order.
+        self._last = max(self._last + 1e-6, self._net.universe.clock.now + self._net.latency() + late)
+        self._loop.call_at(self._last, self._arrive, told)
+
+    def _arrive(self, told: Event) -> None:
+        if not self._ended:
+            self.queue.put_nowait(told)
+
+    def _bookmark(self) -> None:
+        if not self._ended:
+            self.put(("BOOKMARK", {"metadata": {"resourceVersion": str(self._net.api.version)}}))
+            self._loop.call_later(_BOOKMARK_SECONDS, self._bookmark)
+
+    def end(self) -> None:
+        """Nobody listens any more."""
+        self._ended = True
+
+
+class SimulatedClient(Client):
+    """The product's own client, with the wire in the place of HTTP: retries, decoding and paths are its own."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(Config(server="https://simulated", tls=None))
+        self._wire = wire
+
+    async def _once(
+        self, method: str, path: str, data: bytes | None, params: Mapping[str, str], headers: dict[str, str]
+    ) -> bytes:
+        return await self._wire.call(method, path, data, params, headers["Content-Type"])
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        since: str,
+        field_selector: str = "",
+        label_selector: str = "",
+        metadata_only: bool = False,
+        seconds: int = 300,
+        opened: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
+        assert not field_selector
+        assert not label_selector
+        async with contextlib.aclosing(self._wire.watch(resource.path(namespace), since, seconds, opened)) as events:
+            async for event in events:
+                yield event
+
+
+def _result(result: Any) -> str:
+    if isinstance(result, RefusedError):
+        return f"{result.code} {result.body['reason']} {result.body['message'][:90]}"
+    meta = result["metadata"]
+    where = result.get("status", {}).get("nodeName")
+    return f"rv {meta.get('resourceVersion', '-')}" + (f" on {where}" if where else "")
