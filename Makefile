@@ -26,9 +26,9 @@ check: lint ## linters and the tests that run in seconds
 soak: $(READY) ## play the controller against a simulated apiserver, one history a seed (ARGS='--seeds 5000 --start 1', '--seed N')
 	@PYTHONPATH=tests $(VENV)/bin/python -m simulator $(ARGS)
 
-bench: $(READY) ## measure (nothing is asserted): a placement decision; the agent beside go-nvlib's nvpci
-	@$(VENV)/bin/python bench/decision.py
-	@$(VENV)/bin/python bench/agent/bench.py $(ARGS)
+bench: $(READY) ## measure (nothing is asserted); ARGS=--help lists what; without ARGS the agent's too
+	@$(VENV)/bin/python -m bench $(ARGS)
+	@$(if $(ARGS),,$(VENV)/bin/python bench/agent/bench.py)
 
 lint: $(READY) ## ruff, mypy, the import layers
 	@$(VENV)/bin/ruff format --check --quiet . || { echo "make fmt mends the formatting"; exit 1; }
