@@ -28,6 +28,7 @@ soak: $(READY) ## play the controller against a simulated apiserver, one history
 
 bench: $(READY) ## measure (nothing is asserted); ARGS=--help lists what; without ARGS the agent's too
 	@$(VENV)/bin/python -m bench $(ARGS)
+	@$(if $(ARGS),,$(VENV)/bin/python bench/cli.py)
 	@$(if $(ARGS),,$(VENV)/bin/python bench/agent/bench.py)
 
 lint: $(READY) ## ruff, mypy, the import layers

@@ -7,7 +7,6 @@ client.authentication.k8s.io. Our own reader, since the official client's costs 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import dataclasses
@@ -46,6 +45,20 @@ class Config:
 
     async def headers(self) -> dict[str, str]:
         """The Authorization header of now: a token file is read again every minute, an exec plugin run when it must."""
+        if self.exec_command is not None and self.token_file is None and (now := time.monotonic()) >= self._read_at:
+            self.token, lifetime = await _exec_token(self.exec_command)
+            self._read_at = now + lifetime
+        return self._known_headers()
+
+    def headers_now(self) -> dict[str, str]:
+        """As `headers`, for a caller without an event loop."""
+        if self.exec_command is None:
+            return self._known_headers()
+        import asyncio
+
+        return asyncio.run(self.headers())
+
+    def _known_headers(self) -> dict[str, str]:
         now = time.monotonic()
         if self.token_file is not None and now - self._read_at >= _TOKEN_REREAD_SECONDS:
             try:
@@ -53,9 +66,6 @@ class Config:
             except OSError as error:
                 raise ConfigError(f"cannot read the token {self.token_file}: {error.strerror}") from None
             self._read_at = now
-        elif self.exec_command is not None and now >= self._read_at:
-            self.token, lifetime = await _exec_token(self.exec_command)
-            self._read_at = now + lifetime
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
@@ -166,6 +176,8 @@ def _content(path: Path, entry: dict[str, Any], key: str) -> bytes | None:
 
 async def _exec_token(command: dict[str, Any]) -> tuple[str, float]:
     """The token that an exec plugin prints, and for how many seconds to keep it."""
+    import asyncio  # 60 ms, a fifth of what a command may need to start: only where there is a plugin
+
     env = os.environ | {item["name"]: item["value"] for item in command.get("env") or ()}
     request = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
     env["KUBERNETES_EXEC_INFO"] = json.dumps(request)

@@ -1,0 +1,35 @@
+"""`kubectl gpu nodes` (R75)."""
+
+from __future__ import annotations
+
+import click
+
+from gpuclaim.api import model
+from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
+from gpuclaim.cli import desk
+from gpuclaim.cli.desk import Desk
+from gpuclaim.cli.views import nodes as view
+from gpuclaim.kube.blocking import decoded
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NODE]...")
+@desk.selector
+@desk.output
+@desk.cluster(namespaced=False)
+def nodes(at: Desk, names: tuple[str, ...], selector: str, form: str | None) -> None:
+    """Show every node's GPUs, a letter each: what is free, held, used, broken or taken out.
+
+    Kubelet chooses the device when a pod starts: of what is held without a VM the number is true, and not the place.
+    """
+    found = desk.fetch(at, desk.NODES, names, selector)
+    if form in {"json", "yaml", "name"}:
+        desk.show(found, form, desk.NODES, names, (), ())
+    elif not found["items"]:
+        desk.note("No GPUNode found: no agent has reported yet.")
+    else:
+        classes = at.client.objects(GPUClass)
+        resources = {cls.metadata.name: model.resource_name(cls) for cls in classes}
+        rows = view.rows(decoded(GPUNode, found["items"]), at.client.objects(GPUClaim), resources)
+        desk.show_table(view.HEADER, rows)
+        desk.note(view.LEGEND)

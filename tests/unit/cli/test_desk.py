@@ -1,0 +1,79 @@
+"""The commands of `kubectl gpu` where there is no cluster."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gpuclaim.cli import desk, main
+from support import terminal
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("30s", 30), ("5m", 300), ("1h", 3600), ("7", 7)])
+def test_durations(given: str, seconds: float) -> None:
+    assert desk.Seconds().convert(given, None, None) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "0s", "m", "-3s", "1.5h", "soon"])
+def test_what_is_no_duration(given: str) -> None:
+    with pytest.raises(click.BadParameter, match="30s"):
+        desk.Seconds().convert(given, None, None)
+
+
+def test_resources_are_named_as_kubectl_names_them() -> None:
+    assert desk.full(desk.CLAIMS) == "gpuclaim.gpu.cozystack.io"
+    assert desk.full(desk.CLASSES) == "gpuclass.gpu.cozystack.io"
+
+
+def kubeconfig(folder: Path, server: str) -> str:
+    file = folder / "config"
+    content = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+    }
+    file.write_text(yaml.safe_dump(content))
+    return str(file)
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as once:
+        once.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{once.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("command", [["classes"], ["claims", "-A"], ["order", "h200"], ["release", "-y", "x"]])
+def test_an_apiserver_that_is_away(command: list[str], nobody: str, tmp_path: Path) -> None:
+    given = [*command, "--kubeconfig", kubeconfig(tmp_path, f"http://{nobody}")]
+    result = CliRunner().invoke(main.kubectl_gpu, given)
+    assert result.exit_code == 1
+    assert f"no answer from the apiserver at http://{nobody}" in result.output
+    assert "is it running" in result.output
+    assert "object at" not in result.output
+
+
+def test_no_kubeconfig(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main.kubectl_gpu, ["claims"], env={"HOME": str(tmp_path), "KUBECONFIG": ""})
+    assert result.exit_code == 1
+    assert "--kubeconfig" in result.output
+
+
+def test_kubectl_gpu_has_the_user_s_half_only() -> None:
+    listed = CliRunner().invoke(main.kubectl_gpu, ["--help"]).output
+    assert all(f"  {name} " in listed for name in main.USERS)
+    assert "controller" not in listed
+    assert CliRunner().invoke(main.kubectl_gpu, ["controller"]).exit_code == 2
+    assert set(main.USERS) < set(main.COMMANDS)
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    env = {"_KUBECTL_GPU_COMPLETE": "bash_complete", "COMP_WORDS": "kubectl-gpu order --dr", "COMP_CWORD": "2"}
+    assert "--dry-run" in terminal.run([], env=env).text
