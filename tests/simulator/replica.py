@@ -12,7 +12,9 @@ from typing import TypeAlias
 from gpuclaim.admission import review
 from gpuclaim.admission.server import Handler
 from gpuclaim.admission.webhooks import Endpoint
-from gpuclaim.controller.app import Controller, ControllerConfig, Served
+from gpuclaim.controller.app import Controller, ControllerConfig
+from gpuclaim.controller.front import HttpsConfig, Published, Served, Unready
+from gpuclaim.controller.registration import Here
 from gpuclaim.kube.lease import Timing
 from gpuclaim.placement.books import Settings
 from simulator.apiserver import EPOCH
@@ -38,7 +40,7 @@ class Replica:
         self.wire = Wire(network, self.loop, name)
         started = universe.rng.uniform(0, 1e6)  # every machine counts from its own start
         config = ControllerConfig(
-            webhook_service=("gpuclaim", "controller", 443),
+            https=HttpsConfig(service=("gpuclaim", "controller", 443)),
             identity=name,
             timing=TIMING,
             show_counts=True,
@@ -72,10 +74,10 @@ class Replica:
 
     @contextlib.asynccontextmanager
     async def _front(
-        self, handlers: Mapping[str, Handler], _obstacle: Callable[[], str | None]
+        self, handlers: Mapping[str, Handler], _unready: Unready, _published: Published
     ) -> AsyncIterator[Served]:
         self.handlers = handlers
-        yield Served(Endpoint(service=("gpuclaim", "controller", 443)), 443, b"authority")
+        yield Served(Here(Endpoint(service=("gpuclaim", "controller", 443)), "", 443), lambda: b"authority")
 
     @property
     def leads(self) -> bool:

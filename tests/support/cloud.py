@@ -27,6 +27,7 @@ from gpuclaim.api.types import (
     Source,
 )
 from gpuclaim.controller.app import Controller, ControllerConfig
+from gpuclaim.controller.front import HttpsConfig
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.kube.lease import Timing
@@ -97,12 +98,14 @@ async def running_controller(
 ) -> AsyncIterator[Controller]:
     """A controller in this process, taking orders; `now` is its clock, this machine's by default."""
     ready = asyncio.Event()
+    https = HttpsConfig(
+        url="https://127.0.0.1:0",
+        **{name: settings.pop(name) for name in ("certificate_life", "certificate_folder") if name in settings},
+    )
     fields: dict[str, Any] = {"timing": Timing(duration=6, retry=0.5, margin=2)} | settings
     clock: dict[str, Any] = {"now": now} if now is not None else {}
     async with Client(config.load(kubeconfig)) as client:
-        controller = Controller(
-            client, ControllerConfig(webhook_url="https://127.0.0.1:0", identity=identity, **fields), **clock
-        )
+        controller = Controller(client, ControllerConfig(https=https, identity=identity, **fields), **clock)
         task = asyncio.ensure_future(controller.run(ready.set))
         waiting = asyncio.ensure_future(ready.wait())
         try:

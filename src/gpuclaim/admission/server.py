@@ -24,7 +24,12 @@ class PortInUseError(Exception):
 
 @contextlib.asynccontextmanager
 async def serve(
-    host: str, port: int, tls: ssl.SSLContext, handlers: Mapping[str, Handler], ready: Callable[[], str | None]
+    host: str,
+    port: int,
+    tls: ssl.SSLContext,
+    handlers: Mapping[str, Handler],
+    ready: Callable[[], str | None],
+    remark: Callable[[], str] = lambda: "",
 ) -> AsyncIterator[int]:
     """Serves while the context is open, and gives the port (a free one where 0 was asked for).
 
@@ -34,6 +39,7 @@ async def serve(
         tls: the certificate to show.
         handlers: path → what answers an AdmissionReview there.
         ready: what keeps this process from answering now, for `/readyz`; None when nothing does.
+        remark: what `/readyz` adds though it is ready; empty for nothing.
 
     Raises:
         PortInUseError: it cannot listen there.
@@ -42,7 +48,7 @@ async def serve(
     for path, handler in handlers.items():
         app.router.add_post(path, _endpoint(handler))
     app.router.add_get("/healthz", _healthz)
-    app.router.add_get("/readyz", _readyz(ready))
+    app.router.add_get("/readyz", _readyz(ready, remark))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -82,9 +88,12 @@ async def _healthz(_: web.Request) -> web.Response:
     return web.Response(text="ok")
 
 
-def _readyz(ready: Callable[[], str | None]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _readyz(
+    ready: Callable[[], str | None], remark: Callable[[], str]
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(_: web.Request) -> web.Response:
         obstacle = ready()
-        return web.Response(text=obstacle or "ok", status=503 if obstacle else 200)
+        well = f"ok, but {said}" if (said := remark()) else "ok"
+        return web.Response(text=obstacle or well, status=503 if obstacle else 200)
 
     return answer

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import click
 
+from gpuclaim.admission.certificates import CertificateError
 from gpuclaim.admission.server import PortInUseError
 from gpuclaim.cli import logs
 from gpuclaim.controller import app
+from gpuclaim.controller.front import HttpsConfig
 from gpuclaim.kube.config import Config, ConfigError, load
 from gpuclaim.kube.lease import Timing
 from gpuclaim.ledger.errors import LedgerError
@@ -86,6 +88,13 @@ def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     "--listen", callback=_address, default=":9443", show_default=True, help="Where the webhook listens in a cluster."
 )
 @click.option(
+    "--webhook-certificate",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where tls.crt, tls.key and ca.crt are, as cert-manager writes them, read again when they change; without it"
+    " the webhook makes and rotates its own.",
+)
+@click.option(
     "--lease-namespace", help="The namespace of the leader's Lease; by default that of the kubeconfig or pod."
 )
 @click.option(
@@ -149,6 +158,7 @@ def controller(
     webhook_service: tuple[str, str, int] | None,
     pod_ip: str,
     listen: tuple[str, int],
+    webhook_certificate: Path | None,
     lease_namespace: str | None,
     lease_name: str,
     identity: str,
@@ -176,10 +186,13 @@ def controller(
     # Short leases leave a smaller margin, never more than a third.
     timing = Timing(duration=lease_duration, retry=min(2.0, lease_duration / 8), margin=min(5.0, lease_duration / 3))
     config = app.ControllerConfig(
-        webhook_url=webhook_url,
-        webhook_service=webhook_service,
-        address=pod_ip,
-        listen=listen,
+        https=HttpsConfig(
+            url=webhook_url,
+            service=webhook_service,
+            address=pod_ip,
+            listen=listen,
+            certificate_folder=webhook_certificate,
+        ),
         lease_namespace=lease_namespace or api.namespace,
         lease_name=lease_name,
         identity=identity,
@@ -195,7 +208,7 @@ def controller(
     )
     try:
         asyncio.run(_until_signal(api, config))
-    except* PortInUseError as group:
+    except* (PortInUseError, CertificateError) as group:
         raise click.ClickException(str(group.exceptions[0])) from None
 
 

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import logging
 import os
 import socket
-import urllib.parse
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable
+from typing import Any, Final
 
-import tenacity
-
-from gpuclaim.admission import guard, server, webhooks
-from gpuclaim.admission.certificates import Serving
+from gpuclaim.admission import webhooks
 from gpuclaim.admission.desk import Desk
-from gpuclaim.admission.webhooks import Endpoint
 from gpuclaim.api import core, names
-from gpuclaim.api.types import GPUClaim, GPUClass
-from gpuclaim.controller import endpoint as leader_endpoint
+from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller.binder import Binder
 from gpuclaim.controller.bookkeeper import Bookkeeper
+from gpuclaim.controller.front import Front, HttpsConfig, Served, https
 from gpuclaim.controller.machines import Machines
 from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
 from gpuclaim.controller.recorder import Recorder
+from gpuclaim.controller.registration import Registration
 from gpuclaim.controller.reporter import Reporter
 from gpuclaim.controller.wallclock import WallClock
-from gpuclaim.kube.client import ApiError, Client, UnreachableError
+from gpuclaim.kube.client import Client
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.informer import Informer
 from gpuclaim.kube.lease import Elector, Timing, boottime
@@ -40,8 +36,6 @@ log = logging.getLogger(__name__)
 _TICK_SECONDS: Final = 1.0
 _LEARNT_ANEW: Final = (GPUClaim, core.Pod, core.VirtualMachine)
 """What a leader that is no more may have had stored a moment ago."""
-_IN_FORCE_SECONDS: Final = 5.0
-"""An apiserver takes a policy up within a second or two; until then a class is left to the policy about new ones."""
 
 
 def default_identity() -> str:
@@ -54,20 +48,13 @@ class ControllerConfig:
     """What the controller is told when it starts.
 
     Attributes:
-        webhook_url: `https://HOST:PORT` by which the apiserver reaches this process; a port of 0 takes a free one.
-        webhook_service: instead of an URL, the Service in front of all replicas: (namespace, name, port).
-        address: this pod's IP address, to which the leader makes the Service lead; empty where the Service selects
-            the replicas itself.
+        https: where the webhook listens, and how it is known.
         show_counts: whether the catalogue says how many GPUs there are, or only whether there are any.
         evacuate_after: how long a node may be unfit before sets whose VMs are off leave it (R36).
         ledger: the URL of the usage ledger (`ledger.store.Ledger`); empty, there is none.
-        listen: where the webhook listens; of an URL's own host and port by default.
     """
 
-    webhook_url: str = ""
-    webhook_service: tuple[str, str, int] | None = None
-    address: str = ""
-    listen: tuple[str, int] = ("0.0.0.0", 9443)  # noqa: S104 - in a pod, every address is the pod's
+    https: HttpsConfig = dataclasses.field(default_factory=HttpsConfig)
     show_counts: bool = False
     evacuate_after: dt.timedelta = dt.timedelta(minutes=1)
     lease_namespace: str = "default"
@@ -76,22 +63,6 @@ class ControllerConfig:
     identity: str = dataclasses.field(default_factory=default_identity)
     timing: Timing = dataclasses.field(default_factory=Timing)
     settings: Settings = dataclasses.field(default_factory=Settings)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Served:
-    """Where the apiserver asks, the port of that here, and the authority (PEM) by which it knows the answers."""
-
-    endpoint: Endpoint
-    port: int
-    authority: bytes
-
-
-Front: TypeAlias = Callable[
-    [Mapping[str, server.Handler], Callable[[], str | None]], contextlib.AbstractAsyncContextManager[Served]
-]
-"""What brings the apiserver's questions to the handlers (by path) while its context is open; the second argument is
-what `/readyz` tells."""
 
 
 def _utc_now() -> dt.datetime:
@@ -119,7 +90,7 @@ class Controller:
             clock: seconds that pass evenly, also while the machine sleeps; the lease is counted by it.
             front: how questions come here; by default over HTTPS, as `config` says.
         """
-        self._front = front or self._https
+        self._front: Front = front or functools.partial(https, config.https)
         self._client = client
         self._config = config
         self._now = now = WallClock(now, clock, self._clock_stepped)
@@ -149,7 +120,7 @@ class Controller:
             self.books, client, now=now, lease_left=self._may_write, make_moves=self._binder.make_moves
         )
         self._prepared = False
-        self._classes_changed = asyncio.Event()
+        self._registration = Registration(client, self.books, lease_left=self._may_write)
         self._informers: dict[type, Informer[Any]] = {
             kind: Informer(
                 client,
@@ -159,7 +130,7 @@ class Controller:
                     self.books,
                     self._binder,
                     self._reporter,
-                    self._classes_changed.set,
+                    self._registration.changed,
                     self._machines,
                 ),
                 optional=kind in OPTIONAL,
@@ -189,11 +160,11 @@ class Controller:
         return None
 
     def unready(self) -> str | None:
-        """Why this replica is of no use now, as a sentence; one that follows and could take over is of use.
+        """Why this replica is of no use now, as `/readyz` says it; one that follows and could take over is of use.
 
         Where a Service selects the replicas by their being ready, only the leader is.
         """
-        selected = self._config.webhook_service is not None and not self._config.address
+        selected = self._config.https.service is not None and not self._config.https.address
         follows = not self._elector.leads() and not selected and not self._unread()
         return None if follows else self.obstacle()
 
@@ -223,6 +194,7 @@ class Controller:
 
         Raises:
             PortInUseError: the webhook cannot listen.
+            CertificateError: its certificate cannot be used.
         """
         desk = Desk(
             books=self.books,
@@ -240,7 +212,8 @@ class Controller:
             webhooks.MACHINES_PATH: desk.fill_machine,
             webhooks.MACHINE_ORDERS_PATH: desk.order_of_machine,
         }
-        async with self._front(handlers, self.unready) as served, asyncio.TaskGroup() as group:
+        front = self._front(handlers, self.unready, self._registration.published)
+        async with front as served, asyncio.TaskGroup() as group:
             for informer in self._informers.values():
                 group.create_task(informer.run())
             group.create_task(self._tick())
@@ -249,24 +222,11 @@ class Controller:
             log.info("read everything; campaigning for the lease as %s", self._config.identity)
             await self._elector.run(lambda: self._lead(served, ready))
 
-    @contextlib.asynccontextmanager
-    async def _https(
-        self, handlers: Mapping[str, server.Handler], unready: Callable[[], str | None]
-    ) -> AsyncIterator[Served]:
-        url = urllib.parse.urlsplit(self._config.webhook_url)
-        host, port = (url.hostname, url.port or 0) if url.hostname else self._config.listen
-        serving = Serving.self_made(_hosts(self._config))
-        async with server.serve(host, port, serving.context(), handlers, unready) as actual:
-            named = f"[{host}]" if ":" in host else host
-            endpoint = Endpoint(
-                url=f"https://{named}:{actual}" if url.hostname else "", service=self._config.webhook_service
-            )
-            yield Served(endpoint, actual, serving.authority)
-
     async def _lead(self, served: Served, ready: Callable[[], None]) -> None:
         try:
             # The last leader's latest writes may still be on their way to us.
             await asyncio.gather(*(self._informers[kind].resync() for kind in _LEARNT_ANEW))
+            self._binder.begin(self._elector.term)
             # What was promised before what only waits.
             await self._machines.prepare()
             await self._binder.prepare()
@@ -278,77 +238,16 @@ class Controller:
                 group.create_task(self._recorder.run())
                 if self._bookkeeper is not None:
                     group.create_task(self._bookkeeper.run())
-                group.create_task(self._keep_webhooks(served, ready))
+                group.create_task(self._registration.keep(served.here, served.bundle, ready))
         finally:
             self._prepared = False
-
-    async def _keep_webhooks(self, served: Served, ready: Callable[[], None]) -> None:
-        """Writes the guard and the webhook configurations, and again whenever pods ask for classes by other names."""
-        endpoint = served.endpoint
-        written: list[dict[str, Any]] = []
-        owner: dict[str, Any] = {}
-        in_force = 0.0
-        clock = asyncio.get_running_loop().time
-        trying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
-            before_sleep=tenacity.before_sleep_log(log, logging.WARNING),
-        )
-        while True:
-            self._classes_changed.clear()
-            asked, exempt = self.books.resource_names, self._config.settings.exempt_namespaces
-            # The guard first: pods of no set are its alone.
-            wanted = [
-                *guard.policies(asked, exempt, owner),
-                *webhooks.configurations(endpoint, served.authority, asked, exempt),
-            ]
-            changed = [configuration for configuration in wanted if configuration not in written]
-            if endpoint.service is not None and self._config.address:
-                await trying(
-                    leader_endpoint.lead_here, self._client, endpoint.service, self._config.address, served.port
-                )
-            stored: list[dict[str, Any]] = [
-                await trying(self._client.apply, configuration, manager="gpuclaim-controller")
-                for configuration in changed
-            ]
-            if not written:
-                log.info("takes orders")
-                ready()
-            if changed:
-                written, in_force = wanted, clock() + _IN_FORCE_SECONDS
-            if not owner:
-                # The policies go with the webhooks, and these with the chart's release: left alone they would refuse
-                # every pod with GPUs for ever.
-                owner = guard.owner(next(each for each in stored if each["kind"] == "MutatingWebhookConfiguration"))
-                continue
-            try:
-                async with asyncio.timeout_at(in_force or None):
-                    await self._classes_changed.wait()
-            except TimeoutError:
-                in_force = 0.0 if await self._say_guarded() else clock() + _IN_FORCE_SECONDS
-
-    async def _say_guarded(self) -> bool:
-        """Labels the classes that the guard names now: the policy about new classes leaves them to it.
-
-        Whether all that needed it have the label.
-        """
-        well = True
-        for cls in [*self.books.classes.values()]:
-            if names.GUARDED_LABEL not in cls.metadata.labels:
-                label = {"metadata": {"labels": {names.GUARDED_LABEL: "true"}, "uid": cls.metadata.uid}}
-                try:
-                    await self._client.patch(GPUClass, cls.metadata.name, label)
-                except (ApiError, UnreachableError) as error:
-                    log.warning("the label of class %s: %s", cls.metadata.name, error)
-                    well = False
-        return well
 
     async def _tick(self) -> None:
         """What only time changes: reservations that ran out, nodes that fell silent."""
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             before = self.books.revision
-            self.books.expire(self._now())
+            self.books.expire(self._now(), binds=self._elector.leads())
             if self.books.revision != before:
                 self._binder.room_changed()
 
@@ -358,14 +257,6 @@ def _bookkeeper(url: str) -> Bookkeeper:
     from gpuclaim.ledger.store import Ledger
 
     return Bookkeeper(Ledger(url))
-
-
-def _hosts(config: ControllerConfig) -> list[str]:
-    if config.webhook_service is not None:
-        namespace, name, _ = config.webhook_service
-        return [f"{name}.{namespace}.svc", f"{name}.{namespace}.svc.cluster.local", f"{name}.{namespace}", name]
-    host = urllib.parse.urlsplit(config.webhook_url).hostname
-    return [host] if host else ["localhost", "127.0.0.1"]
 
 
 async def run(api: Config, config: ControllerConfig, ready: Callable[[], None] = lambda: None) -> None:

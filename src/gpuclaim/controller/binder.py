@@ -86,6 +86,7 @@ class Binder:
         self._told = asyncio.Event()
         self._active = False
         self._split = False
+        self._term: object = None
         self._watch = evacuation.Watch(grace)
         self._ailments: dict[str, HealthyReason] = {}
         self._refused: dict[Key, Verdict] = {}
@@ -144,6 +145,18 @@ class Binder:
 
     # --- the work ---------------------------------------------------------------------------------------------------
 
+    def begin(self, term: object) -> None:
+        """A term as the leader begins; comes before anything else that a new leader does.
+
+        Args:
+            term: what tells this term from others; the same as at the last call where nobody else led meanwhile.
+        """
+        if term != self._term:
+            # What others bound meanwhile may stand where we had reserved: those orders are decided anew, once stored.
+            for reservation in self._books.reservations():
+                self._books.release(reservation.uid)
+        self._term = term
+
     async def prepare(self) -> None:
         """What a new leader does before it admits anything: brings split sets together (R36a), binds what waits (R38).
 
@@ -196,6 +209,10 @@ class Binder:
             except _RETRIED as error:
                 if number == 0 and isinstance(error, ApiError):
                     self._books.release(token)
+                else:
+                    # A set may stand on two nodes now, and nobody looks unless we do.
+                    self._split = True
+                    self._sweep_due.set()
                 raise MoveError(str(error) or "time ran out") from error
             log.info("%s: moved %s/%s to %s", token, move.namespace, move.name, move.to_node)
 
@@ -285,7 +302,9 @@ class Binder:
         self._split = False
         for namespace, set_name in self._books.split_sets():
             token = f"unite {namespace}/{set_name}"
-            if not await self._place_anew(namespace, set_name, token, MoveReason.SET_UNITED):
+            if self._books.in_flight(namespace, set_name) or not await self._place_anew(
+                namespace, set_name, token, MoveReason.SET_UNITED
+            ):
                 self._split = True
 
     async def _reconcile(self, key: Key) -> None:

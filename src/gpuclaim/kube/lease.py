@@ -61,6 +61,8 @@ class Elector:
         self._now = now
         self._now = now
         self._held_until = float("-inf")
+        self.term: dt.datetime | None = None
+        """When the lease that is held was acquired; the same as before where nobody else had it meanwhile."""
         self._observed: LeaseSpec | None = None
         self._observed_at = float("-inf")
 
@@ -116,9 +118,11 @@ class Elector:
         try:
             lease = await self._read()
             if lease is None:
-                await self._client.create(Lease(metadata=self._meta(), spec=self._spec(None)))
+                spec = self._spec(None)
+                await self._client.create(Lease(metadata=self._meta(), spec=spec))
             elif self._may_take(lease.spec):
-                await self._client.replace(msgspec.structs.replace(lease, spec=self._spec(lease.spec)))
+                spec = self._spec(lease.spec)
+                await self._client.replace(msgspec.structs.replace(lease, spec=spec))
             else:
                 return False
         except ApiError as error:
@@ -130,6 +134,7 @@ class Elector:
             log.warning("lease %s/%s: %s", self._namespace, self._name, error)
             return False
         self._held_until = before + self._timing.duration
+        self.term = spec.acquire_time
         return True
 
     async def _read(self) -> Lease | None:

@@ -322,3 +322,45 @@ async def test_a_set_that_stands_on_two_nodes_is_brought_together_before_anythin
     await world.binder.prepare()
     assert world.where("one") == world.where("two")
     assert world.books.split_sets() == []
+
+
+async def test_a_set_of_which_half_was_moved_is_brought_together_by_the_leader_that_failed() -> None:
+    world = World()
+    verdict = moving(world)
+    async with world.running():
+        world.books.reserve(Order("tenant-a", "three", "uid-three", "h200", 2, "vm"), verdict, NOW + RESERVED_FOR)
+        world.fates = ["stored", "lost"]
+        with pytest.raises(MoveError):
+            await world.binder.make_moves("uid-three", verdict.moves)
+        assert world.books.split_sets() == [("tenant-a", "vm")]
+        # Where the second went is not known until its time has run out.
+        world.books.expire(NOW + RESERVED_FOR)
+        world.binder._sweep_due.set()
+        await world.until(lambda: not world.books.split_sets())
+        assert world.where("one") == world.where("two")
+
+
+async def test_what_was_reserved_in_an_earlier_term_binds_nothing_once_another_has_led() -> None:
+    world = World()
+    world.binder.begin("first term")
+    verdict = world.admit("late", count=3)
+    assert verdict.node == "gpu-1"
+    # Another leads, and gives the same GPUs to somebody else; then this one leads again, and the order is stored.
+    world.add("other", count=4, status=BOUND)
+    world.binder.begin("second term")
+    await world.binder.prepare()
+    task = asyncio.create_task(world.binder.run())
+    world.add("late", count=3)
+    await world.until(lambda: world.where("late"))
+    assert world.where("late") == "gpu-2"
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_a_lease_that_nobody_else_had_meanwhile_leaves_what_is_reserved() -> None:
+    world = World()
+    world.binder.begin("first term")
+    world.admit("late", count=3)
+    world.binder.begin("first term")
+    assert world.books.reservation("uid-late") is not None
