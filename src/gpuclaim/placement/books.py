@@ -418,10 +418,11 @@ class Books:
         if reservation is not None:
             self._touch_set(reservation.namespace, reservation.set_name)
 
-    def expire(self, now: dt.datetime) -> None:
+    def expire(self, now: dt.datetime, *, binds: bool = True) -> None:
         """Drop the reservations whose time ran out.
 
-        One whose claim is stored, though not bound yet, stays: the binder is about to write what it says.
+        One whose claim is stored, though not bound yet, stays: the binder is about to write what it says. Where nobody
+        `binds`, as in a replica that no longer leads, it goes too.
         """
         late: list[tuple[dt.datetime, str]] = []
         while self._expiries and self._expiries[0][0] <= now:
@@ -431,7 +432,7 @@ class Books:
                 continue
             order = reservation.order
             claim = self.claim(order.namespace, order.name) if order is not None else None
-            if claim is not None and claim.metadata.uid == uid:
+            if binds and claim is not None and claim.metadata.uid == uid:
                 late.append((until, uid))
             else:
                 self.release(uid)

@@ -45,6 +45,17 @@ def test_a_reservation_ends_with_its_time_unless_its_claim_is_stored() -> None:
     assert seen.holds_by_node() == {}
 
 
+def test_a_reservation_ends_with_its_time_where_nobody_binds() -> None:
+    seen = books(cls(), gpus("n", 2))
+    reserved(seen, name="stored")
+    seen.apply(claim("stored", None))
+    seen.expire(SOON - dt.timedelta(seconds=1), binds=False)
+    assert len(seen.reservations()) == 1
+    seen.expire(SOON, binds=False)
+    assert seen.reservations() == ()
+    assert seen.holds_by_node() == {}
+
+
 def test_reserving_again_replaces_and_releasing_twice_is_nothing() -> None:
     seen = books(cls(), gpus("n", 2))
     reserved(seen, until=SOON)

@@ -133,7 +133,8 @@ class Histories(RuleBasedStateMachine):
     def an_order_is_admitted(self, tenant: str, name: str, of: str, count: int, set_name: str, again: bool) -> None:
         there = self.stored(tenant, name)
         new = Order(tenant, name, self.uid(), of, count, set_name)
-        if again and there is not None:
+        # What is bound is never decided again.
+        if again and there is not None and there.status.node_name is None:
             new = Order.of(there)
         verdict = decide(self.kept, new, self.now)
         if verdict.admitted:
@@ -145,6 +146,9 @@ class Histories(RuleBasedStateMachine):
         waiting = [each.order for each in self.reserved.values() if each.order is not None]
         if waiting:
             new = waiting[index % len(waiting)]
+            there = self.stored(new.namespace, new.name)
+            # Nobody unbinds a claim.
+            bound |= there is not None and there.metadata.uid == new.uid and there.status.node_name is not None
             node = self.reserved[new.uid].verdict.node if bound else None
             stored = claim(new.name, node, new.count, of=new.class_name, set_name=new.set_name, namespace=new.namespace)
             self.apply(msgspec.structs.replace(stored, metadata=msgspec.structs.replace(stored.metadata, uid=new.uid)))
