@@ -51,7 +51,7 @@ crds: $(READY) ## write the CRDs and the guard into the chart, after a change of
 proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
 	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto
 
-docs: $(READY) ## write docs/reference/api.md, after a change of the API's types
+docs: $(READY) ## write the pages of the API and of the command line, after a change of either
 	@$(VENV)/bin/python docs/reference/generate.py
 
 clean: ## forget the virtual environment (the cache of built binaries stays)

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
+from gpuclaim.placement.scenario import merge_patch
 from simulator.loop import Clock
 
 Json: TypeAlias = dict[str, Any]
@@ -82,19 +83,6 @@ def shown(path: str) -> str:
     return "/".join(part for part in (at.plural, at.namespace, at.name, at.subresource) if part)
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
 class Apiserver:
     """The store and its verbs. Objects are never changed in place: an event keeps what it was told of."""
 
@@ -148,7 +136,7 @@ class Apiserver:
         if method == "PATCH" and content.startswith("application/apply"):
             if (at.namespace, at.name) not in self.objects[at.plural]:
                 return await self._create(at, body, dry=dry, who=who)
-            return self._update(at, merged(self._one(at), body), who)
+            return self._update(at, merge_patch(self._one(at), body), who)
         if method == "PATCH":
             return self._patch(at, body, who)
         return self._delete(at, body, who)
@@ -193,7 +181,7 @@ class Apiserver:
 
     def _update(self, at: Path, body: Json, who: str) -> Json:
         old = self._one(at)
-        new = merged(old, {})
+        new = merge_patch(old, {})
         self._check(old, body.get("metadata", {}))
         parts = ["status"] if at.subresource == "status" else [key for key in body if key != "metadata"]
         for part in parts:
@@ -219,7 +207,7 @@ class Apiserver:
             }
             if at.plural not in _HAS_STATUS and "status" in body:
                 patch["status"] = body["status"]
-        return self._store(at.plural, (at.namespace, at.name), old, merged(old, patch), who)
+        return self._store(at.plural, (at.namespace, at.name), old, merge_patch(old, patch), who)
 
     def _delete(self, at: Path, body: Json | None, who: str) -> Json:
         old = self._one(at)
@@ -229,7 +217,9 @@ class Apiserver:
         if meta.get("finalizers") or (at.plural == "pods" and "deletionTimestamp" not in meta):
             if "deletionTimestamp" in meta:
                 return old
-            return self._store(at.plural, key, old, merged(old, {"metadata": {"deletionTimestamp": self.now()}}), who)
+            return self._store(
+                at.plural, key, old, merge_patch(old, {"metadata": {"deletionTimestamp": self.now()}}), who
+            )
         self._store(at.plural, key, old, None, who)
         return old
 

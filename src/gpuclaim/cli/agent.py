@@ -20,7 +20,7 @@ from gpuclaim.agent.sysfs import BOOT_ID
 from gpuclaim.api.core import ObjectMeta, PodStatus, Struct
 from gpuclaim.api.names import API_VERSION
 from gpuclaim.api.types import GPUNodeStatus
-from gpuclaim.cli import logs
+from gpuclaim.cli import logs, options
 
 if TYPE_CHECKING:
     # Loaded by the daemon only: the apiserver's client is half of its memory.
@@ -54,15 +54,6 @@ def _socket(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     return Path(path)
 
 
-def _address(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[str, int] | None:
-    if value is None:
-        return None
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise click.BadParameter("must be ADDRESS:PORT, [ADDRESS]:PORT or :PORT")
-    return host.strip("[]"), int(port)
-
-
 @click.command()
 @click.option(
     "--node", envvar="NODE_NAME", required=True, show_envvar=True, help="The name of the Node that this machine is."
@@ -92,8 +83,7 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="With --once."
 )
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver; else as kubectl does.")
-@click.option("--context", help="The kubeconfig's context to use.")
+@options.kubeconfig
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -138,7 +128,7 @@ def _address(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 )
 @click.option(
     "--listen",
-    callback=_address,
+    callback=options.address,
     metavar="ADDRESS:PORT",
     help="Serve /healthz, /readyz and /metrics there; :PORT is every address. Not with --once.",
 )

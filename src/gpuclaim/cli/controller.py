@@ -15,7 +15,7 @@ import click
 
 from gpuclaim.admission.certificates import CertificateError
 from gpuclaim.admission.server import PortInUseError
-from gpuclaim.cli import logs
+from gpuclaim.cli import logs, options
 from gpuclaim.controller import app
 from gpuclaim.controller.front import HttpsConfig
 from gpuclaim.kube.config import Config, ConfigError, load
@@ -45,13 +45,6 @@ def _url(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     return value
 
 
-def _address(_ctx: click.Context, _param: click.Parameter, value: str) -> tuple[str, int]:
-    host, _, port = value.rpartition(":")
-    if not port.isdigit():
-        raise click.BadParameter("must be ADDRESS:PORT")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - as the user asked
-
-
 def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     try:
         return str(ipaddress.ip_address(value)) if value else ""
@@ -60,8 +53,7 @@ def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 
 
 @click.command()
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver; else as kubectl does.")
-@click.option("--context", help="The kubeconfig's context to use.")
+@options.kubeconfig
 @click.option(
     "--webhook-url",
     callback=_url,
@@ -85,7 +77,11 @@ def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     " its port must be named https.",
 )
 @click.option(
-    "--listen", callback=_address, default=":9443", show_default=True, help="Where the webhook listens in a cluster."
+    "--listen",
+    callback=options.address,
+    default=":9443",
+    show_default=True,
+    help="Where the webhook listens in a cluster.",
 )
 @click.option(
     "--webhook-certificate",
@@ -190,7 +186,7 @@ def controller(
             url=webhook_url,
             service=webhook_service,
             address=pod_ip,
-            listen=listen,
+            listen=(listen[0] or "0.0.0.0", listen[1]),  # noqa: S104 - as the user asked
             certificate_folder=webhook_certificate,
         ),
         lease_namespace=lease_namespace or api.namespace,

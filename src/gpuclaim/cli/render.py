@@ -15,6 +15,7 @@ import yaml
 from gpuclaim.admission import machines
 from gpuclaim.api import model, names
 from gpuclaim.api.types import GPUClass
+from gpuclaim.cli import options
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.config import ConfigError, load
 
@@ -29,8 +30,7 @@ from gpuclaim.kube.config import ConfigError, load
     help="The VM uses GPUs that are ordered apart, with GPUClaims of this set; without, each VM is an order itself.",
 )
 @click.option("-f", "--file", metavar="FILE", help="Read the class from this file; - is standard input.")
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver; else as kubectl does.")
-@click.option("--context", help="The kubeconfig's context to use.")
+@options.kubeconfig
 @click.option(
     "-o", "--output", type=click.Choice(["yaml", "json"]), default="yaml", show_default=True, help="The format."
 )

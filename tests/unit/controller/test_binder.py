@@ -19,23 +19,11 @@ from gpuclaim.controller.binder import Binder
 from gpuclaim.kube.client import ApiError, UnreachableError
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Order, Verdict
+from gpuclaim.placement.scenario import merge_patch
 from gpuclaim.placement.verdict import decide
 from support.cloud import gpu_class
 
 from .test_catalogue import NOW, node, report
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 class World:
@@ -105,8 +93,8 @@ class World:
         self.version += 1
         self.writes += 1
         patch = {key: value for key, value in body.items() if key == ("status" if subresource else "metadata")}
-        patch = merged(patch, {"metadata": {"resourceVersion": str(self.version)}})
-        self.stored[name] = msgspec.convert(merged(msgspec.to_builtins(claim), patch), GPUClaim)
+        patch = merge_patch(patch, {"metadata": {"resourceVersion": str(self.version)}})
+        self.stored[name] = msgspec.convert(merge_patch(msgspec.to_builtins(claim), patch), GPUClaim)
         if subresource == "" and not self.stored[name].metadata.finalizers:
             deleted = self.stored[name].metadata.deletion_timestamp is not None
             if deleted:

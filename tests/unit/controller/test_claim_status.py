@@ -16,6 +16,7 @@ from gpuclaim.api.types import GPUClaim, GPUClaimSpec, GPUClaimStatus
 from gpuclaim.controller import claim_status
 from gpuclaim.controller.claim_status import SetPod
 from gpuclaim.placement.orders import Verdict
+from gpuclaim.placement.scenario import merge_patch
 
 T0 = dt.datetime(2026, 12, 1, 12, tzinfo=dt.UTC)
 HERE = SetPod("virt-launcher-vm1-x", "uid-pod", "gpu-1")
@@ -116,19 +117,6 @@ class Holder(msgspec.Struct):
     value: dict[str, Any]
 
 
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7386, section 2."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
-
-
 def without_nulls(value: Any) -> Any:
     """A merge patch cannot write a null inside an object; our values have none."""
     return {k: without_nulls(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
@@ -138,5 +126,5 @@ def without_nulls(value: Any) -> Any:
 def test_a_merge_patch_makes_the_one_of_the_other(before: dict[str, Any], after: dict[str, Any]) -> None:
     before, after = without_nulls(before), without_nulls(after)
     patch = claim_status.merge_patch(Holder(before), Holder(after))
-    assert merged({"value": before}, patch) == {"value": after}
+    assert merge_patch({"value": before}, patch) == {"value": after}
     assert (patch == {}) == (before == after)
