@@ -113,11 +113,6 @@ def asks_for(resources: Iterable[str]) -> str:
     return _asks_for(f"[{wanted}]", several=True) if wanted else "false"
 
 
-def names_a_set() -> str:
-    """The CEL expression that is true of a pod that belongs to a set (R9)."""
-    return _NAMES_A_SET
-
-
 def _asks_for(wanted: str, *, several: bool = False) -> str:
     # Requests are enough: of an extended resource they equal the limits, and the apiserver has filled them in. Neither
     # ephemeral containers nor the pod as a whole can ask for one.

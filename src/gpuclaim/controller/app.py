@@ -91,7 +91,6 @@ class Controller:
             front: how questions come here; by default over HTTPS, as `config` says.
         """
         self._front: Front = front or functools.partial(https, config.https)
-        self._client = client
         self._config = config
         self._now = now = WallClock(now, clock, self._clock_stepped)
         self.books = Books(config.settings)
