@@ -210,12 +210,15 @@ def restart_apiserver(plane: ControlPlane, meanwhile: Callable[[ControlPlane], N
     apiserver.wait_until(lambda: plane.rest.answers("/readyz"))
 
 
-async def bundles(client: Client, count: int) -> list[str]:
-    """The next so many CA bundles that the webhook configuration has, beginning with the present one."""
-    seen: list[str] = []
-    _, version = await client.list_raw(VALIDATING)
-    body = await client.request("GET", VALIDATING.path(name=webhooks.NAME))
-    seen.append(_bundle(msgspec.Raw(body)))
+async def bundles(client: Client, count: int, listed: Callable[[], object] = lambda: None) -> list[str]:
+    """The next so many CA bundles that the webhook configuration has, beginning with the present one.
+
+    Whatever changes after `listed` was called is seen.
+    """
+    found, version = await client.list_raw(VALIDATING, field_selector=f"metadata.name={webhooks.NAME}")
+    (present,) = found
+    seen = [_bundle(present)]
+    listed()
     async with contextlib.aclosing(client.watch(VALIDATING, since=version)) as changes:
         while len(seen) < count:
             kind, item = await anext(changes)
@@ -258,8 +261,9 @@ async def test_what_others_make_of_the_webhook_configuration_is_made_good(
 ) -> None:
     monkeypatch.setattr(registration, "_REPAIR_SECONDS", 0.5)
     async with cloud.running_controller(plane.kubeconfig):
-        first = asyncio.create_task(bundles(client, 3))
-        await asyncio.sleep(0)
+        listed = asyncio.Event()
+        first = asyncio.create_task(bundles(client, 3, listed.set))
+        await listed.wait()
         body = await client.request("GET", VALIDATING.path(name=webhooks.NAME))
         stored = msgspec.json.decode(body)
         stored["webhooks"][0]["clientConfig"]["caBundle"] = ""
