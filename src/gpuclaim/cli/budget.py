@@ -8,10 +8,10 @@ import msgspec
 from gpuclaim.api import core
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import budget as view
-from gpuclaim.cli.views import text
 from gpuclaim.kube.blocking import AnswerError, Object, decoded
 from gpuclaim.kube.resources import resource_of
+from gpuclaim.views import budget as view
+from gpuclaim.views import text
 
 _QUOTAS = resource_of(core.ResourceQuota)
 _NAMESPACES = resource_of(core.Namespace)

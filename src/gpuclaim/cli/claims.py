@@ -7,8 +7,8 @@ import click
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import claims as view
 from gpuclaim.kube.blocking import decoded
+from gpuclaim.views import claims as view
 
 
 @click.command()

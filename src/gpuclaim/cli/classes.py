@@ -7,8 +7,8 @@ import click
 from gpuclaim.api.types import GPUClass
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import classes as view
 from gpuclaim.kube.blocking import decoded
+from gpuclaim.views import classes as view
 
 
 @click.command()

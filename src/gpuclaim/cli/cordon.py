@@ -8,8 +8,8 @@ import msgspec
 from gpuclaim.api.types import GPUNode
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import text
 from gpuclaim.kube.blocking import AnswerError, Object
+from gpuclaim.views import text
 
 _CONFLICT = 409
 _TRIES = 5

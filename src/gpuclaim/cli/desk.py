@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
-from gpuclaim.cli.views import faults, table, text
 from gpuclaim.kube.blocking import AnswerError, Blocking, NoAnswerError, Object
 from gpuclaim.kube.config import ConfigError, load
 from gpuclaim.kube.resources import Resource, resource_of
+from gpuclaim.views import faults, table, text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

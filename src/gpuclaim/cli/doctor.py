@@ -18,10 +18,10 @@ from gpuclaim.api.core import Outcome
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import doctor as view
-from gpuclaim.cli.views.doctor import Facts
 from gpuclaim.kube.blocking import AnswerError, Blocking, Object
 from gpuclaim.kube.resources import Lease, Resource
+from gpuclaim.views import doctor as view
+from gpuclaim.views.doctor import Facts
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -8,8 +8,8 @@ from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import nodes as view
 from gpuclaim.kube.blocking import decoded
+from gpuclaim.views import nodes as view
 
 
 @click.command()

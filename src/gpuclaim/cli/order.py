@@ -9,8 +9,8 @@ from gpuclaim.api import names as shapes
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import claims, text
 from gpuclaim.kube.blocking import Object
+from gpuclaim.views import claims, text
 
 
 @click.command()

@@ -10,7 +10,7 @@ import msgspec
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.cli import desk
 from gpuclaim.cli.desk import Desk
-from gpuclaim.cli.views import claims as view
+from gpuclaim.views import claims as view
 
 
 @click.command()

@@ -25,9 +25,9 @@ from gpuclaim.api.types import (
     ResourceCount,
     Source,
 )
-from gpuclaim.cli.views import doctor
-from gpuclaim.cli.views.doctor import Facts
 from gpuclaim.kube.resources import Lease, LeaseSpec
+from gpuclaim.views import doctor
+from gpuclaim.views.doctor import Facts
 
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 H200 = "nvidia.com/h200"

@@ -20,7 +20,7 @@ from gpuclaim.api.types import (
     Health,
     ResourceCount,
 )
-from gpuclaim.cli.views import budget, nodes, table
+from gpuclaim.views import budget, nodes, table
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 H200 = "nvidia.com/h200"

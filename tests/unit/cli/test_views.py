@@ -21,8 +21,8 @@ from gpuclaim.api.types import (
     Mode,
     Source,
 )
-from gpuclaim.cli.views import claims, classes, faults, table, text
-from gpuclaim.cli.views.table import Cell
+from gpuclaim.views import claims, classes, faults, table, text
+from gpuclaim.views.table import Cell
 
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 HEADER = ("NAME", "STATE", "WHAT IT IS")

@@ -9,8 +9,8 @@ from typing import Final
 from gpuclaim.api import model
 from gpuclaim.api.reasons import ClaimCondition
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.cli.views import text
-from gpuclaim.cli.views.table import Cell, Row
+from gpuclaim.views import text
+from gpuclaim.views.table import Cell, Row
 
 HEADER: Final = ("NAMESPACE", "NAME", "CLASS", "COUNT", "STATE", "POD", "AGE", "SET", "NODE", "WHY")
 """The first is for all namespaces; POD, SET, NODE and WHY are for -o wide."""

@@ -14,7 +14,7 @@ from typing import Final
 from gpuclaim.api import model
 from gpuclaim.api.reasons import NodeConditionType
 from gpuclaim.api.types import Device, GPUClaim, GPUNode, Health
-from gpuclaim.cli.views.table import Cell, Row
+from gpuclaim.views.table import Cell, Row
 
 HEADER: Final = ("NODE", "GPUS", "FREE", "HELD", "USED", "NOTE")
 

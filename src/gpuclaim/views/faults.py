@@ -7,7 +7,7 @@ import re
 from gpuclaim.api import names
 from gpuclaim.api.core import Outcome
 from gpuclaim.api.reasons import Refusal
-from gpuclaim.cli.views.text import safe
+from gpuclaim.views.text import safe
 
 _WEBHOOK = re.compile(r'^.*admission webhook "[^"]*" denied the request: ', re.DOTALL)
 

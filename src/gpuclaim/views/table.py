@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from gpuclaim.cli.views import text
+from gpuclaim.views import text
 
 GAP: Final = 3
 _LEAST: Final = 5

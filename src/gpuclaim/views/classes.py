@@ -7,7 +7,7 @@ from typing import Final
 
 from gpuclaim.api import model
 from gpuclaim.api.types import Availability, GPUClass
-from gpuclaim.cli.views.table import Cell, Row
+from gpuclaim.views.table import Cell, Row
 
 HEADER: Final = ("NAME", "AVAILABLE", "FREE", "LARGEST", "MODE", "MAX", "WHAT IT IS", "RESOURCE", "DESCRIPTION")
 _COLOURS: Final = {Availability.AVAILABLE: "green", Availability.LIMITED: "yellow", Availability.SOLD_OUT: "red"}

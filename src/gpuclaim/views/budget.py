@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gpuclaim.api import core, names
-from gpuclaim.cli.views.table import Cell, Row
 from gpuclaim.placement import quantity
+from gpuclaim.views.table import Cell, Row
 
 HEADER: Final = ("NAMESPACE", "QUOTA", "CLASS", "USED", "HARD", "LEFT", "WHOSE")
 _PREFIX: Final = f"{names.GROUP}/"

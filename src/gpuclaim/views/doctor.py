@@ -12,8 +12,8 @@ from gpuclaim.api import core, model, names
 from gpuclaim.api.core import Outcome
 from gpuclaim.api.reasons import NodeConditionType, Refusal
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
-from gpuclaim.cli.views.text import age, safe
 from gpuclaim.kube.resources import Lease
+from gpuclaim.views.text import age, safe
 
 SILENT_AFTER: Final = dt.timedelta(minutes=15)
 PROBE_CLASS: Final = "gpuclaim-doctor"
