@@ -6,7 +6,6 @@ Anything may be missing, unreadable, junk or endless; what is read is bounded, a
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
@@ -49,6 +48,8 @@ class _Identity:
     physical_function: str | None
 
 
+_MDEVS: Final = "bus/mdev/devices"
+_NO_INODE: Final = 0
 _OTHER: Final = "other"
 _Verdict: TypeAlias = _Identity | Literal["other"]
 
@@ -136,32 +137,62 @@ class Scanner:
         return gpus, others, unreadable
 
     def _mdev_parents(self, bus: int, gpus: Iterable[str], faults: list[str]) -> dict[str, str]:
-        folder = self._root / "bus/mdev/devices"
-        known, self._parents = self._parents, {}
+        """The parent of each mediated device.
+
+        What was known stays where a folder cannot be read (R28): that the devices were gone would be a guess.
+        """
         try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
+            self._parents = self._on_mdev_bus(faults)
+        except FileNotFoundError:
             # No mdev bus: no mediated devices, unless only a part of sysfs is mounted here.
-            return dict(itertools.islice(_children(bus, gpus, faults), _ENTRIES_MAX))
+            self._parents = self._of_parents(bus, gpus, faults)
+        except OSError as error:
+            faults.append(f"cannot list mediated devices in {self._root / _MDEVS}: {error.strerror}")
+            known = self._parents | self._of_parents(bus, gpus, faults)
+            self._parents = dict(itertools.islice(known.items(), _ENTRIES_MAX))
+        return {uuid: parent for uuid, (_, parent) in self._parents.items()}
+
+    def _on_mdev_bus(self, faults: list[str]) -> dict[str, tuple[int, str]]:
+        """By UUID the inode of each mediated device's link, and its parent.
+
+        Raises:
+            OSError: the bus cannot be listed.
+        """
+        folder = self._root / _MDEVS
+        found: dict[str, tuple[int, str]] = {}
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             with os.scandir(descriptor) as entries:
                 for entry in _bounded(entries, folder, faults):
                     uuid, inode = entry.name, entry.inode()
                     if not _UUID.fullmatch(uuid):
                         continue
-                    remembered = known.get(uuid)
+                    remembered = self._parents.get(uuid)
                     if remembered is None or remembered[0] != inode:
                         parent = _last(_link(descriptor, uuid), 2)
                         if not parent:
                             faults.append(f"the parent of the mediated device {uuid} cannot be read")
                             continue
                         remembered = (inode, parent)
-                    self._parents[uuid] = remembered
-        except OSError as error:
-            faults.append(f"cannot list mediated devices in {folder}: {error.strerror}")
+                    found[uuid] = remembered
         finally:
             os.close(descriptor)
-        return {uuid: parent for uuid, (_, parent) in self._parents.items()}
+        return found
+
+    def _of_parents(self, bus: int, gpus: Iterable[str], faults: list[str]) -> dict[str, tuple[int, str]]:
+        """The same from the parents' side, which tells no inode."""
+        return dict(itertools.islice(self._children(bus, gpus, faults), _ENTRIES_MAX))
+
+    def _children(self, bus: int, gpus: Iterable[str], faults: list[str]) -> Iterator[tuple[str, tuple[int, str]]]:
+        for address in sorted(gpus, key=address_number):
+            try:
+                for kind in _names(bus, f"{address}/mdev_supported_types", faults)[:_TYPES_MAX]:
+                    for uuid in _names(bus, f"{address}/mdev_supported_types/{kind}/devices", faults):
+                        if _UUID.fullmatch(uuid):
+                            yield uuid, (_NO_INODE, address)
+            except OSError as error:
+                faults.append(f"cannot list the mediated devices of {address}: {error.strerror}")
+                yield from ((uuid, each) for uuid, each in self._parents.items() if each[1] == address)
 
     def _is_foreign(self, bus: int, group: str, unreadable: Collection[str]) -> bool:
         """Whether the IOMMU group has functions on a vfio driver (R22), and none that may yet turn out to be a GPU."""
@@ -226,24 +257,21 @@ def _gpu(bus: int, address: str, identity: _Identity) -> Function:
     )
 
 
-def _children(bus: int, gpus: Iterable[str], faults: list[str]) -> Iterator[tuple[str, str]]:
-    """UUID and parent of the mediated devices, from the parents' side."""
-    for address in sorted(gpus, key=address_number):
-        for kind in _names(bus, f"{address}/mdev_supported_types", faults)[:_TYPES_MAX]:
-            for uuid in _names(bus, f"{address}/mdev_supported_types/{kind}/devices", faults):
-                if _UUID.fullmatch(uuid):
-                    yield uuid, address
-
-
 def _names(bus: int, folder: str, faults: list[str]) -> list[str]:
-    with contextlib.suppress(OSError):
+    """The names in a folder; none where there is no such folder.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=bus)
-        try:
-            with os.scandir(descriptor) as entries:
-                return [entry.name for entry in _bounded(entries, folder, faults)]
-        finally:
-            os.close(descriptor)
-    return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        with os.scandir(descriptor) as entries:
+            return [entry.name for entry in _bounded(entries, folder, faults)]
+    finally:
+        os.close(descriptor)
 
 
 def _bounded(entries: Iterator[os.DirEntry[str]], folder: Path | str, faults: list[str]) -> Iterator[os.DirEntry[str]]:

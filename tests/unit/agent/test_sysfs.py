@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +59,68 @@ def test_mediated_devices_by_their_bus_or_their_parents(tmp_path: Path) -> None:
     assert scanner.scan().mdev_parents == {}
     (tree.root / "bus/mdev/devices").rmdir()
     assert scanner.scan().mdev_parents == {UUID: A}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize("call", ["open", "scandir"])
+def test_mediated_devices_stay_known_while_their_bus_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    other = "a0b1c2d3-0001-4a11-8a11-000000000002"
+    tree = SysfsTree(tmp_path, [gpu(driver="nvidia", mdevs=(Mdev(uuid=UUID, type="nvidia-710"),))])
+    scanner = Scanner(tmp_path)
+    scanner.scan()
+    shutil.rmtree(tree.folder(A) / "mdev_supported_types")  # what the parents would say as well
+    tree.add(gpu(B, "nvidia", mdevs=(Mdev(uuid=other, type="nvidia-710"),)))
+    with monkeypatch.context() as failing:
+        fail(failing, call, tmp_path / "bus/mdev/devices", number)
+        for _ in range(3):
+            found = scanner.scan()
+            # And what can be learned of new ones is.
+            assert found.mdev_parents == {UUID: A, other: B}
+            assert [each for each in found.faults if "cannot list mediated devices" in each]
+        assert set(Scanner(tmp_path).scan().mdev_parents) == {other}
+    tree.remove(A)
+    found = scanner.scan()
+    assert found.mdev_parents == {other: B}
+    assert not found.faults
+
+
+@pytest.mark.parametrize("call", ["open", "scandir"])
+def test_mediated_devices_stay_known_while_their_parent_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    tree = SysfsTree(tmp_path, [gpu(driver="nvidia", mdevs=(Mdev(uuid=UUID, type="nvidia-710"),))])
+    shutil.rmtree(tmp_path / "bus/mdev")
+    scanner = Scanner(tmp_path)
+    assert scanner.scan().mdev_parents == {UUID: A}
+    with monkeypatch.context() as failing:
+        fail(failing, call, tree.folder(A) / "mdev_supported_types", errno.EIO)
+        found = scanner.scan()
+        assert found.mdev_parents == {UUID: A}
+        assert found.faults == (f"cannot list the mediated devices of {A}: Input/output error",)
+        # The failure is this parent's only; one that was never known stays unknown.
+        assert Scanner(tmp_path).scan().mdev_parents == {}
+    shutil.rmtree(tree.folder(A) / "mdev_supported_types")
+    found = scanner.scan()
+    assert (found.mdev_parents, found.faults) == ({}, ())
+
+
+def fail(patch: pytest.MonkeyPatch, call: str, folder: Path, number: int) -> None:
+    """Let one folder fail to be opened, or to be listed."""
+    target, real = folder.stat().st_ino, getattr(os, call)
+
+    def failing(path: Any, *args: Any, dir_fd: int | None = None, **more: Any) -> Any:
+        inside: Any = {} if dir_fd is None else {"dir_fd": dir_fd}
+        try:
+            found = os.stat(path, **inside).st_ino  # noqa: PTH116
+        except OSError:
+            found = None
+        if found == target:
+            raise OSError(number, os.strerror(number))
+        return real(path, *args, **inside, **more)
+
+    patch.setattr(os, call, failing)
 
 
 def test_groups_of_other_things(tmp_path: Path) -> None:
