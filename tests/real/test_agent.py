@@ -223,6 +223,71 @@ async def test_devices_fail_and_mend(kubelet: Kubelet, cluster: ControlPlane, tm
         assert all(set(each[B][1]) == {GROUP} and set(each[C][1]) == {VGPU} for each in said)
 
 
+async def test_a_gpu_falls_off_the_bus_and_comes_back(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:
+    gone = state(a=(UNHEALTHY, 0, 0))
+    async with scene_on(kubelet, cluster, tmp_path) as scene:
+        reports, plugin = scene.reports, scene.plugins[ADDRESS]
+        async with scene.agent():
+            await reports.until_says(IDLE)
+            start = len(reports.seen) - 1
+            scene.tree.remove(A)
+            # The plugin has not noticed yet: kubelet may give to a pod what is not there.
+            node = await reports.until_says(gone)
+            assert [(each.name, each.allocatable, each.used) for each in node.status.unplaced] == [(ADDRESS, 1, 0)]
+            plugin.set_health(A.upper(), healthy=False)
+            await reports.until(lambda node: agents.summary(node) == gone and not node.status.unplaced)
+            plugin.remove(A.upper())
+        # An agent that starts anew has only the GPUNode to know it from (R25).
+        async with scene.agent() as agent:
+            await agent.until_passes(Result.REPORTED)
+            await agent.until_passes(Result.UNCHANGED)
+            scene.tree.add(SimulatedFunction(address=A, driver="vfio-pci", group=12, numa=0))
+            plugin.add(A.upper())
+            await reports.until_says(IDLE)
+        assert_each_changed_once(reports.said_since(start), IDLE, gone, IDLE)
+
+
+async def test_a_gpu_with_two_ids_is_one(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:
+    async with scene_on(kubelet, cluster, tmp_path) as scene, scene.agent():
+        reports, plugin = scene.reports, scene.plugins[ADDRESS]
+        await reports.until_says(IDLE)
+        start = len(reports.seen) - 1
+        plugin.add("12")
+        # Kubelet counts two; they are one GPU, and in use when a pod has either.
+        await cloud.until(
+            scene.client, core.Node, "node-a", "", lambda node: node.status.allocatable.get(ADDRESS) == "2"
+        )
+        plugin.prefer = ["12"]
+        await scene.add_running_pod("p", {ADDRESS: 1})
+        held = state(a=(HEALTHY, 1, 1, "p"))
+        await reports.until_says(held)
+        assert plugin.allocated[-1] == ["12"]
+        plugin.set_health("12", healthy=False)
+        await scene.add_running_pod("q", {ADDRESS: 1})
+        both = state(a=(HEALTHY, 1, 1, "p", "q"))
+        await reports.until_says(both)
+        plugin.set_health(A.upper(), healthy=False)
+        await reports.until_says(state(a=(UNHEALTHY, 0, 1, "p", "q")))
+        assert_each_changed_once(reports.said_since(start), IDLE, held, both, state(a=(UNHEALTHY, 0, 1, "p", "q")))
+
+
+async def test_an_agent_that_starts_together_with_kubelet(
+    kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path
+) -> None:
+    async with scene_on(kubelet, cluster, tmp_path) as scene:
+        async with scene.agent():
+            await scene.reports.until_says(IDLE)
+        start = len(scene.reports.seen) - 1
+        await asyncio.to_thread(kubelet.restart)
+        async with scene.agent(settle=3600) as agent:
+            # It has seen no kubelet before this one, whose socket tells that it is young.
+            await agent.until_passes(Result.SETTLING, count=2)
+            for plugin in scene.plugins.values():
+                await plugin.start()
+            await agent.until_passes(Result.REPORTED)
+        assert_each_changed_once(scene.reports.said_since(start), IDLE)
+
+
 async def test_a_plugin_dies_and_comes_back(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:
     well, gone = state(b=(HEALTHY, 1, 1, "p")), state(b=(UNHEALTHY, 0, 1, "p"))
     both_gone = state(a=(UNHEALTHY, 0, 0), b=(UNHEALTHY, 0, 1, "p"))

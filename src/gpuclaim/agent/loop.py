@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gpuclaim.agent import http, pciids
-from gpuclaim.agent.machine import READ_ERRORS, Machine, Reading
+from gpuclaim.agent.machine import READ_ERRORS, KubeletRun, Machine, Reading
 from gpuclaim.agent.podresources import DEFAULT_SOCKET
 from gpuclaim.agent.pulse import Problem, Pulse, Result
 from gpuclaim.agent.registry import Registry, RegistryError
-from gpuclaim.agent.report import Phases, loses, needs_phases, report, same_boot, says_the_same
+from gpuclaim.agent.report import Phases, loses, needs_phases, report, same_boot, says_the_same, without_gone
 from gpuclaim.agent.sysfs import BOOT_ID
 from gpuclaim.api.model import FINAL_PHASES
 from gpuclaim.api.types import GPUNodeStatus
@@ -78,8 +78,8 @@ class Source(Protocol):
         """Raises one of READ_ERRORS where a source cannot be read."""
         ...
 
-    def kubelet(self) -> object | None:
-        """What tells one run of kubelet from the next; None while there is none."""
+    def kubelet(self) -> KubeletRun | None:
+        """The run of kubelet that there is; None while there is none."""
         ...
 
 
@@ -94,8 +94,8 @@ class Store(Protocol):
         """The phases of the node's pods."""
         ...
 
-    async def write(self, status: GPUNodeStatus) -> None:
-        """Stores a report."""
+    async def write(self, status: GPUNodeStatus) -> bool:
+        """Stores a report; whether there was no GPUNode, and one was made."""
         ...
 
 
@@ -143,7 +143,7 @@ class Agent:
         self._previous: GPUNodeStatus | None = None
         self._written: GPUNodeStatus | None = None
         self._write_due = 0.0
-        self._kubelet: object | None = None
+        self._kubelet: KubeletRun | None = None
         self._settled_at = 0.0
         self._phases: Phases = {}
         self._phases_of: object = None
@@ -188,9 +188,8 @@ class Agent:
         now = self._clock.monotonic()
         heartbeat = self._written is None or now >= self._write_due
         kubelet = self._source.kubelet()
-        if kubelet is not None:
-            if kubelet != self._kubelet and self._kubelet is not None:
-                self._settled_at = now + self._config.settle
+        if kubelet is not None and kubelet != self._kubelet:
+            self._settled_at = self._settles(kubelet, now)
             self._kubelet = kubelet
         reading = await self._source.read(afresh=heartbeat)
         self.pulse.stands(Problem.READING)
@@ -215,13 +214,25 @@ class Agent:
         if heartbeat or not says_the_same(self._written, status):
             # A write that fails may have been made all the same: then what is stored is not known.
             self._written = None
-            await self._store.write(status)
+            made_anew = await self._store.write(status)
             self._written = status
+            if made_anew:
+                # Somebody deleted the GPUNode: the way to have the agent forget what is gone for good.
+                self._previous = without_gone(status, reading.functions)
             self.pulse.ready, self.pulse.reported_at = True, self._clock.now().timestamp()
             result = Result.REPORTED
             self._write_due = now + self._config.heartbeat * (1 - self._chance() / 5)
         self.pulse.passes[result] += 1
         return self._config.interval
+
+    def _settles(self, kubelet: KubeletRun, now: float) -> float:
+        """When the plugins have had their time to register with a kubelet that is new, at least to this agent."""
+        if self._kubelet is not None:
+            return now + self._config.settle
+        # Which may have started together with it, or before: only the socket can tell. A clock that was set back makes
+        # it one of the future, which is young.
+        age = max(0.0, self._clock.now().timestamp() - kubelet.made_ns / 1e9)
+        return now + self._config.settle - age if age < self._config.settle else self._settled_at
 
     def _is_settling(self, status: GPUNodeStatus, now: float) -> bool:
         """Whether the report may say less than is there, since kubelet has just started."""

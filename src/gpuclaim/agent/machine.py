@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from gpuclaim.agent import resolve, sysfs
 from gpuclaim.agent.podresources import DEFAULT_SOCKET, PodResources, PodResourcesError
@@ -23,6 +23,13 @@ class Reading:
     functions: Functions
     answers: Answers
     boot_id: str
+
+
+class KubeletRun(NamedTuple):
+    """What tells one run of kubelet from the next: the socket that it made, and when (Unix time in nanoseconds)."""
+
+    inode: int
+    made_ns: int
 
 
 class Machine:
@@ -52,13 +59,13 @@ class Machine:
         functions = self._scanner.scan(resolve.groups_named(answers.device_ids()), afresh=afresh)
         return Reading(functions, answers, sysfs.read_boot_id(self._boot_id))
 
-    def kubelet(self) -> tuple[int, int] | None:
-        """What tells one kubelet's socket from the next's, at the price of one system call; None: there is none."""
+    def kubelet(self) -> KubeletRun | None:
+        """The kubelet that runs, by its socket, at the price of one system call; None: there is none."""
         try:
             found = self._socket.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_ctime_ns
+        return KubeletRun(found.st_ino, found.st_ctime_ns)
 
     def close(self) -> None:
         """Close the connection to kubelet."""

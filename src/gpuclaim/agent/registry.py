@@ -52,8 +52,11 @@ class Registry:
         pods, _ = await self._ask(listing, "its pods cannot be listed")
         return {(pod.metadata.namespace, pod.metadata.name): pod.status.phase for pod in pods}
 
-    async def write(self, status: GPUNodeStatus) -> None:
+    async def write(self, status: GPUNodeStatus) -> bool:
         """Store the report; the GPUNode is made where there is none, owned by the Node, so that it goes with it.
+
+        Returns:
+            Whether it was made.
 
         Raises:
             RegistryError: the report is not stored, or it is not known.
@@ -65,6 +68,8 @@ class Registry:
                 raise RegistryError(f"the report of {self._node} is refused: {error}") from error
             await self._create()
             await self._ask(self._patch(status), "its report is refused")
+            return True
+        return False
 
     async def _patch(self, status: GPUNodeStatus) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from gpuclaim.agent.resolve import Miss, Resolver, Shape, shape
+from gpuclaim.agent.resolve import Miss, Resolver, Shape, canonical, shape
 from gpuclaim.agent.values import Answers, Function, Functions, PodDevices, address_number
 from gpuclaim.api import model, names
 from gpuclaim.api.types import Device, DeviceUser, GPUNodeStatus, Health, ResourceCount
@@ -25,12 +25,25 @@ _USERS_MAX: Final = 256
 _NAMES_MAX: Final = 256
 
 
+_WHOLE: Final = ""
+"""The function itself, among the things that device IDs stand for."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Count:
-    """The distinct device IDs of one resource that led to one place."""
+    """The distinct things that device IDs of one resource stand for, of those that led to one place.
+
+    Of a function these are itself, by whatever ID, and its mediated devices by their UUIDs; of what leads nowhere each
+    ID in its one spelling.
+    """
 
     allocatable: set[str] = dataclasses.field(default_factory=set)
     used: set[str] = dataclasses.field(default_factory=set)
+
+
+def _number(things: set[str]) -> int:
+    """How many GPUs or parts of one the things are: a function whose parts are listed is not one more beside them."""
+    return len(things - {_WHOLE}) or len(things)
 
 
 _Counts: TypeAlias = defaultdict[str, _Count]
@@ -51,8 +64,8 @@ class _Tally:
     foreign: set[str] = dataclasses.field(default_factory=set)
     """Resources some device of which is no GPU."""
 
-    def count(self, resolver: Resolver, resource: str, device_id: str) -> tuple[_Count, str] | None:
-        """Where to count the ID and the function that it leads to ("" for none); None where it is no GPU's."""
+    def find(self, resolver: Resolver, resource: str, device_id: str) -> tuple[_Count, str, str] | None:
+        """Where to count the ID, as what, and the function that it leads to ("" for none); None: it is no GPU's."""
         target = resolver(device_id)
         if target is Miss.NO_GPU:
             self.foreign.add(resource)
@@ -60,22 +73,25 @@ class _Tally:
         if target is Miss.UNPLACED:
             if shape(device_id) is Shape.NVML:
                 self.nvml.add(resource)
-            return self.unplaced[resource], ""
+            return self.unplaced[resource], canonical(device_id), ""
         assert isinstance(target, str)
-        return self.placed[target][resource], target
+        thing = canonical(device_id) if shape(device_id) is Shape.MDEV else _WHOLE
+        return self.placed[target][resource], thing, target
 
 
 def _tally(resolver: Resolver, answers: Answers, live: Iterable[PodDevices]) -> _Tally:
     tally = _Tally()
     for resource, device_id in _pairs(answers.allocatable.items()):
-        if found := tally.count(resolver, resource, device_id):
-            found[0].allocatable.add(device_id)
+        if found := tally.find(resolver, resource, device_id):
+            count, thing, _ = found
+            count.allocatable.add(thing)
     for pod in live:
         for resource, device_id in _pairs(pod.devices.items()):
-            if found := tally.count(resolver, resource, device_id):
-                found[0].used.add(device_id)
-                if found[1]:
-                    tally.users[found[1]].add((pod.namespace, pod.name))
+            if found := tally.find(resolver, resource, device_id):
+                count, thing, address = found
+                count.used.add(thing)
+                if address:
+                    tally.users[address].add((pod.namespace, pod.name))
     return tally
 
 
@@ -118,7 +134,7 @@ def report(
         # Of the many virtual functions only those that a resource is or was reported for (R20a).
         if gpu.physical_function is None or gpu.address in tally.placed or gpu.address in before
     ]
-    devices += [_silent(before[address]) for address in functions.unreadable if address in before]
+    devices += [_silent(each) for each in before.values() if _is_missed(each, functions, before)]
     devices.sort(key=lambda device: (not device.resources, address_number(device.address)))
     devices = sorted(devices[:_DEVICES_MAX], key=lambda device: address_number(device.address))
     resource_names = {resource.name for device in devices for resource in device.resources} | tally.nvml
@@ -160,8 +176,30 @@ def _device(function: Function, tally: _Tally, before: Device | None, model_name
     )
 
 
+def _is_missed(device: Device, functions: Functions, before: Mapping[str, Device]) -> bool:
+    """Whether a device of the report before must stay in sight, though sysfs says nothing of it now.
+
+    It does while it is there without saying what it is, and after it has gone where it was ever offered (R25). It ends
+    with the boot; where something else has its address; and for a virtual function where its physical one was given
+    another driver, which is how they are done away with.
+    """
+    if device.address in functions.unreadable:
+        return True
+    if device.address in functions.gpus or device.address in functions.others or device.health is Health.UNMANAGED:
+        return False
+    now = functions.gpus.get(device.physical_function or "")
+    then = before.get(device.physical_function or "")
+    return now is None or then is None or now.driver == then.driver
+
+
+def without_gone(status: GPUNodeStatus, functions: Functions) -> GPUNodeStatus:
+    """The report less what has gone from sysfs: what is remembered when the hoster has the node taken stock of anew."""
+    there = [each for each in status.devices if each.address in functions.gpus or each.address in functions.unreadable]
+    return msgspec.structs.replace(status, devices=there)
+
+
 def _silent(before: Device) -> Device:
-    """A GPU of the report before that no longer says what it is: half removed, or dead (R28)."""
+    """A GPU of the report before that no longer says what it is: half removed, dead (R28) or gone (R25)."""
     resources = [ResourceCount(name=each.name, allocatable=0, used=0) for each in before.resources]
     health = Health.UNMANAGED if before.health is Health.UNMANAGED else Health.UNHEALTHY
     return msgspec.structs.replace(before, health=health, resources=resources, users=[])
@@ -177,7 +215,7 @@ def _health(function: Function, counts: Mapping[str, _Count], before: Device | N
 
 def _resources(counts: Mapping[str, _Count]) -> list[ResourceCount]:
     return [
-        ResourceCount(name=name, allocatable=len(count.allocatable), used=len(count.used))
+        ResourceCount(name=name, allocatable=_number(count.allocatable), used=_number(count.used))
         for name, count in sorted(counts.items())
     ]
 

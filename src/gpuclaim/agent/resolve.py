@@ -68,6 +68,17 @@ def as_sysfs_names(address: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{match[2].lower()}"
 
 
+def canonical(device_id: str) -> str:
+    """The ID in one spelling: addresses as sysfs has them, UUIDs in lower case, all else as it is."""
+    match shape(device_id):
+        case Shape.PCI:
+            return as_sysfs_names(device_id)
+        case Shape.MDEV:
+            return device_id.lower()
+        case _:
+            return device_id
+
+
 def groups_named(device_ids: Iterable[str]) -> frozenset[str]:
     """Those of the IDs that may name an IOMMU group."""
     return frozenset(each for each in device_ids if _NUMBER.fullmatch(each))

@@ -7,12 +7,14 @@ import datetime as dt
 import logging
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from gpuclaim.agent import pciids
 from gpuclaim.agent.loop import Agent, AgentConfig, Clock
-from gpuclaim.agent.machine import Reading
+from gpuclaim.agent.machine import KubeletRun, Reading
 from gpuclaim.agent.podresources import PodResourcesError
+from gpuclaim.agent.pulse import Result
 from gpuclaim.agent.registry import RegistryError
 from gpuclaim.agent.report import Phases
 from gpuclaim.agent.sysfs import SysfsError
@@ -24,6 +26,15 @@ R = "nvidia.com/GH100_H200"
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 OFFERED = Answers({R: [A]})
 CONFIG = AgentConfig(node="node-a", interval=10, heartbeat=300, settle=20, phases_every=30)
+COUNT = ResourceCount(name=R, allocatable=1, used=0)
+OF_BEFORE = GPUNodeStatus(
+    devices=[Device(address=A, driver="vfio-pci", health=Health.HEALTHY, resources=[COUNT])], boot_id="boot-1"
+)
+
+
+def made_ns(time: float) -> int:
+    """When a socket was made, by the clock of the tests."""
+    return int((START.timestamp() + time) * 1e9)
 
 
 class FakeClock(Clock):
@@ -47,10 +58,11 @@ class FakeClock(Clock):
 
 class FakeNode:
     def __init__(self) -> None:
+        self.gpus = {A: Function(address=A, vendor="10de", device="2335", driver="vfio-pci")}
         self.answers = OFFERED
         self.error: Exception | None = None
         self.boot_id = "boot-1"
-        self.socket: object | None = "socket-1"
+        self.socket: KubeletRun | None = KubeletRun(1, made_ns(0))
         self.faults: tuple[str, ...] = ()
         self.reads: list[bool] = []
 
@@ -58,10 +70,9 @@ class FakeNode:
         self.reads.append(afresh)
         if self.error is not None:
             raise self.error
-        gpu = Function(address=A, vendor="10de", device="2335", driver="vfio-pci")
-        return Reading(Functions(gpus={A: gpu}, faults=self.faults), self.answers, self.boot_id)
+        return Reading(Functions(gpus=self.gpus, faults=self.faults), self.answers, self.boot_id)
 
-    def kubelet(self) -> object | None:
+    def kubelet(self) -> KubeletRun | None:
         return self.socket
 
 
@@ -75,6 +86,7 @@ class FakeStore:
         self.asked: list[float] = []
         self.written: list[tuple[float, GPUNodeStatus]] = []
         self.lost_answers = 0
+        self.deleted = False
         self.tries = 0
 
     def _check(self) -> None:
@@ -93,12 +105,14 @@ class FakeStore:
         self.asked.append(self.clock.time)
         return dict(self.known)
 
-    async def write(self, status: GPUNodeStatus) -> None:
+    async def write(self, status: GPUNodeStatus) -> bool:
         self._check()
         self.written.append((self.clock.time, status))
         if self.lost_answers:
             self.lost_answers -= 1
             raise RegistryError("no answer")
+        made, self.deleted = self.deleted, False
+        return made
 
     @property
     def health(self) -> list[Health]:
@@ -187,7 +201,7 @@ async def test_a_write_of_unknown_outcome_is_made_again(world: World) -> None:
 
 async def test_a_new_kubelet_is_read_at_once_and_given_time(world: World) -> None:
     def restart() -> None:
-        world.node.socket, world.node.answers = "socket-2", Answers({})
+        world.node.socket, world.node.answers = KubeletRun(2, made_ns(world.clock.time)), Answers({})
 
     world.clock.at[1013] = restart
     world.clock.at[1022] = lambda: setattr(world.node, "answers", OFFERED)
@@ -198,7 +212,7 @@ async def test_a_new_kubelet_is_read_at_once_and_given_time(world: World) -> Non
 
 async def test_a_loss_that_lasts_is_reported(world: World) -> None:
     def restart() -> None:
-        world.node.socket, world.node.answers = "socket-2", Answers({})
+        world.node.socket, world.node.answers = KubeletRun(2, made_ns(world.clock.time)), Answers({})
 
     world.clock.at[1013] = lambda: setattr(world.node, "socket", None)
     world.clock.at[1017] = restart
@@ -208,9 +222,7 @@ async def test_a_loss_that_lasts_is_reported(world: World) -> None:
 
 
 async def test_after_a_reboot_plugins_get_time_too(world: World) -> None:
-    count = ResourceCount(name=R, allocatable=1, used=0)
-    device = Device(address=A, driver="vfio-pci", health=Health.HEALTHY, resources=[count])
-    world.store.before = GPUNodeStatus(devices=[device], boot_id="boot-0")
+    world.store.before = msgspec.structs.replace(OF_BEFORE, boot_id="boot-0")
     world.node.answers = Answers({})
     world.clock.at[1005] = lambda: setattr(world.node, "answers", OFFERED)
     await world.run(60)
@@ -219,9 +231,7 @@ async def test_after_a_reboot_plugins_get_time_too(world: World) -> None:
 
 
 async def test_after_a_reboot_a_lasting_loss_is_reported(world: World) -> None:
-    count = ResourceCount(name=R, allocatable=1, used=0)
-    device = Device(address=A, driver="vfio-pci", health=Health.HEALTHY, resources=[count])
-    world.store.before = GPUNodeStatus(devices=[device], boot_id="boot-0")
+    world.store.before = msgspec.structs.replace(OF_BEFORE, boot_id="boot-0")
     world.node.answers = Answers({})
     await world.run(60)
     assert world.store.health == [Health.UNMANAGED]
@@ -229,12 +239,62 @@ async def test_after_a_reboot_a_lasting_loss_is_reported(world: World) -> None:
 
 
 async def test_the_report_of_before_is_remembered(world: World) -> None:
-    count = ResourceCount(name=R, allocatable=1, used=0)
-    device = Device(address=A, driver="vfio-pci", health=Health.HEALTHY, resources=[count])
-    world.store.before = GPUNodeStatus(devices=[device], boot_id="boot-1")
+    world.store.before = OF_BEFORE
     world.node.answers = Answers({})
     await world.run(5)
     assert world.store.health == [Health.UNHEALTHY]
+
+
+async def test_an_agent_that_starts_together_with_kubelet_gives_plugins_their_time(world: World) -> None:
+    world.store.before = OF_BEFORE
+    world.node.answers, world.node.socket = Answers({}), KubeletRun(2, made_ns(995))
+    world.clock.at[1010] = lambda: setattr(world.node, "answers", OFFERED)
+    await world.run(60)
+    assert world.store.health == [Health.HEALTHY]
+    assert world.agent.pulse.passes[Result.SETTLING] > 0
+
+
+@pytest.mark.parametrize(("made", "at"), [(900, 1000), (979, 1000), (995, 1015), (999, 1019), (5000, 1020)])
+async def test_a_loss_is_believed_once_kubelet_is_old_enough(world: World, made: float, at: float) -> None:
+    # The last one is of the future: a clock was set back. It may be young.
+    world.store.before = OF_BEFORE
+    world.node.answers, world.node.socket = Answers({}), KubeletRun(2, made_ns(made))
+    await world.run(60)
+    assert world.store.health == [Health.UNHEALTHY]
+    assert at <= world.store.written[0][0] <= at + 2
+
+
+async def test_a_kubelet_that_starts_after_the_agent_is_young_as_well(world: World) -> None:
+    world.store.before = OF_BEFORE
+    world.node.socket, world.node.error = None, PodResourcesError("there is no socket")
+
+    def start() -> None:
+        world.node.socket, world.node.error = KubeletRun(2, made_ns(world.clock.time)), None
+        world.node.answers = Answers({})
+
+    world.clock.at[1035] = start
+    world.clock.at[1047] = lambda: setattr(world.node, "answers", OFFERED)
+    await world.run(100)
+    assert world.store.health == [Health.HEALTHY]
+
+
+async def test_a_function_that_is_gone_is_forgotten_with_the_gpunode(world: World) -> None:
+    world.store.before = OF_BEFORE
+    world.node.gpus, world.node.answers = {}, Answers({})
+    await world.run(400)
+    assert {len(status.devices) for _, status in world.store.written} == {1}
+    assert set(world.store.health) == {Health.UNHEALTHY}
+    world.store.deleted = True
+    await world.run(400)
+    assert world.store.written[-1][1].devices == []
+
+
+async def test_a_function_that_is_there_is_not_forgotten_with_the_gpunode(world: World) -> None:
+    world.store.before, world.store.deleted = OF_BEFORE, True
+    world.node.answers = Answers({})
+    await world.run(700)
+    assert set(world.store.health) == {Health.UNHEALTHY}
+    assert world.store.written[-1][1].devices[0].resources == [ResourceCount(name=R, allocatable=0, used=0)]
 
 
 async def test_phases_are_asked_only_where_a_gpu_is_used(world: World) -> None:

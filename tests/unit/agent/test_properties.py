@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from hypothesis import given
@@ -21,10 +24,20 @@ NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 addresses = st.builds(
     "{:04x}:{:02x}:00.{}".format, st.sampled_from([0, 1, 0x10000]), st.integers(0, 3), st.integers(0, 1)
 )
+spellings = st.sampled_from(
+    [str, str.upper, lambda address: address.removeprefix("0000:"), lambda address: address.rjust(16, "0")[-16:]]
+)
 groups = st.sampled_from(["0", "1", "2", "3"])
 uuids = st.builds("a0b1c2d3-0001-4a11-8a11-00000000000{}".format, st.integers(0, 4))
 nvml = st.sampled_from(["GPU-4cf8db2d", "GPU-4cf8db2d::0", "GPU-4cf8db2d::1", "MIG-3a5ee1ab", "MIG-GPU-4c/1/0"])
-device_ids = st.one_of(addresses, groups, uuids, nvml, st.sampled_from(["kvm0", "tun1", ""]), st.text(max_size=4))
+device_ids = st.one_of(
+    st.builds(lambda spell, address: spell(address), spellings, addresses),
+    groups,
+    st.builds(lambda spell, uuid: spell(uuid), st.sampled_from([str, str.upper]), uuids),
+    nvml,
+    st.sampled_from(["kvm0", "tun1", ""]),
+    st.text(max_size=4),
+)
 resources = st.sampled_from(["nvidia.com/a", "nvidia.com/b", "example.com/c", "devices.kubevirt.io/kvm"])
 devices = st.dictionaries(resources, st.lists(device_ids, max_size=8), max_size=4)
 drivers = st.sampled_from(["", "vfio-pci", "nvidia", "xe-vfio-pci"])
@@ -75,6 +88,7 @@ reports = st.builds(
             Device,
             address=addresses,
             driver=drivers,
+            physical_function=st.one_of(st.none(), addresses),
             health=st.sampled_from(Health),
             resources=st.lists(
                 st.builds(ResourceCount, name=resources, allocatable=st.just(1), used=st.just(0)),
@@ -91,26 +105,46 @@ def made(found: Functions, answers: Answers, known: Any, previous: GPUNodeStatus
     return report(found, answers, known, previous, boot_id="b", name_model=pciids.namer({}), now=NOW)
 
 
-def leads_to(found: Functions, device_id: str, address: str) -> bool:
-    """Said anew and the long way round: whether the ID may count for the function."""
-    gpu = found.gpus.get(address)
-    if gpu is None:
-        return False
-    return (
-        device_id == address
-        or found.mdev_parents.get(device_id) == address
-        or (device_id == gpu.iommu_group != "" and is_vfio(gpu.driver))
-    )
+@dataclasses.dataclass(frozen=True)
+class Thing:
+    """What an ID stands for: a function, or of one a mediated device; or an ID that leads nowhere, as it is spelt."""
+
+    address: str | None
+    part: str = ""
 
 
-def is_anothers(found: Functions, device_id: str) -> bool:
-    """Whether the ID is that of another kind of function."""
-    parent = found.mdev_parents.get(device_id)
-    return (
-        device_id in found.others
-        or (parent is not None and (parent in found.others or parent.startswith("css")))
-        or device_id in found.vfio_groups
-    )
+def thing(found: Functions, device_id: str) -> Thing | None:
+    """Said anew, the long way round, and of what the strategies make only; None for what is no GPU's."""
+    if shape(device_id) is Shape.PCI:
+        *domain, bus, rest = device_id.lower().split(":")
+        address = f"{int(domain[0] if domain else '0', 16):04x}:{bus}:{rest}"
+        if address in found.others:
+            return None
+        return Thing(address) if address in found.gpus else Thing(None, address)
+    if shape(device_id) is Shape.MDEV:
+        uuid = device_id.lower()
+        parent = found.mdev_parents.get(uuid)
+        if parent is not None and (parent in found.others or parent.startswith("css")):
+            return None
+        return Thing(parent, uuid) if parent in found.gpus else Thing(None, uuid)
+    if shape(device_id) is Shape.GROUP:
+        members = [gpu for gpu in found.gpus.values() if gpu.iommu_group == device_id]
+        if not members and device_id in found.vfio_groups:
+            return None
+        on_vfio = [gpu.address for gpu in members if is_vfio(gpu.driver)]
+        # No bus of the strategies has two digits that differ in length, so a wider domain is the greater one.
+        return Thing(min(on_vfio, key=lambda each: (len(each), each))) if on_vfio else Thing(None, device_id)
+    return Thing(None, device_id) if shape(device_id) is Shape.NVML else None
+
+
+def numbers(things: Iterable[Thing]) -> Counter[str | None]:
+    """How many GPUs, or parts of one, there are of each function, and of those that lead nowhere.
+
+    A function counts once, whatever names it; where its mediated devices are listed too, they are what counts.
+    """
+    distinct = set(things)
+    split = {each.address for each in distinct if each.part}
+    return Counter(each.address for each in distinct if each.part or each.address not in split)
 
 
 def live_ids(answers: Answers, known: Any, resource: str) -> set[str]:
@@ -123,33 +157,92 @@ def live_ids(answers: Answers, known: Any, resource: str) -> set[str]:
 
 
 @given(nodes(), all_answers(), phases, st.one_of(st.none(), reports))
-def test_every_id_is_counted_once_where_it_leads(
+def test_every_thing_is_counted_once_where_its_ids_lead(
     found: Functions, answers: Answers, known: Any, previous: GPUNodeStatus | None
 ) -> None:
     status = made(found, answers, known, previous)
-    listed = {device.address: {each.name: each for each in device.resources} for device in status.devices}
-    unplaced = {each.name: each for each in status.unplaced}
+    counted: dict[str, dict[str | None, ResourceCount]] = defaultdict(dict)
+    for device in status.devices:
+        for each in device.resources:
+            counted[each.name][device.address] = each
+    for each in status.unplaced:
+        counted[each.name][None] = each
     everything = set(answers.allocatable) | {name for pod in answers.pods for name in pod.devices}
-    for resource in everything:
-        for given_ids, field in (
-            (set(answers.allocatable.get(resource, ())), "allocatable"),
-            (live_ids(answers, known, resource), "used"),
-        ):
-            for address, of in listed.items():
-                may = sum(leads_to(found, each, address) for each in given_ids)
-                assert (getattr(of[resource], field) if resource in of else 0) <= may
-            counted = sum(getattr(of[resource], field) for of in listed.values() if resource in of)
-            counted += getattr(unplaced[resource], field) if resource in unplaced else 0
-            ours = {each for each in given_ids if shape(each) is not Shape.OTHER and not is_anothers(found, each)}
-            assert counted == len(ours)
+    for resource in everything | set(counted):
+        given_ids = {
+            "allocatable": set(answers.allocatable.get(resource, ())),
+            "used": live_ids(answers, known, resource),
+        }
+        for field, ids in given_ids.items():
+            expected = numbers(each for each in (thing(found, device_id) for device_id in ids) if each is not None)
+            reported = Counter({place: getattr(count, field) for place, count in counted[resource].items()})
+            # No function for an ID that does not lead to it, none left out, and the sum is that of the things.
+            assert +reported == expected
+            assert reported.total() == expected.total()
 
 
-@given(nodes(), st.lists(groups), phases)
-def test_a_group_counts_once(found: Functions, offered: list[str], known: Any) -> None:
-    status = made(found, Answers({"nvidia.com/a": offered}), known, None)
-    for group in set(offered):
+@given(nodes(), all_answers(), phases)
+def test_only_mediated_devices_are_several_of_a_function(found: Functions, answers: Answers, known: Any) -> None:
+    for device in made(found, answers, known, None).devices:
+        parts = sum(parent == device.address for parent in found.mdev_parents.values())
+        for each in device.resources:
+            assert max(each.allocatable, each.used) <= max(1, parts)
+
+
+@given(nodes(), all_answers(), phases)
+def test_another_spelling_beside_the_first_changes_nothing(found: Functions, answers: Answers, known: Any) -> None:
+    doubled = Answers(
+        {name: [*ids, *map(respelt, ids)] for name, ids in answers.allocatable.items()},
+        tuple(
+            PodDevices(pod.namespace, pod.name, {name: [*map(respelt, ids), *ids] for name, ids in pod.devices.items()})
+            for pod in answers.pods
+        ),
+    )
+    assert made(found, doubled, known, None) == made(found, answers, known, None)
+
+
+def respelt(device_id: str) -> str:
+    """The same address or UUID, written otherwise; any other ID as it is."""
+    if shape(device_id) is Shape.PCI and device_id.count(":") == 1:
+        return f"00000000:{device_id.upper()}"
+    return device_id.swapcase() if shape(device_id) in (Shape.PCI, Shape.MDEV) else device_id
+
+
+@given(nodes(), st.lists(groups), st.lists(groups), phases)
+def test_a_group_counts_once(found: Functions, offered: list[str], held: list[str], known: Any) -> None:
+    pods = tuple(PodDevices("t", f"p{number}", {"nvidia.com/a": [group]}) for number, group in enumerate(held))
+    status = made(found, Answers({"nvidia.com/a": offered}, pods), known, None)
+    for group in {*offered, *held}:
         members = {gpu.address for gpu in found.gpus.values() if gpu.iommu_group == group}
-        assert sum(bool(device.resources) for device in status.devices if device.address in members) <= 1
+        carrying = [device for device in status.devices if device.address in members and device.resources]
+        assert len(carrying) <= 1
+        for device in carrying:
+            assert device.resources == [
+                ResourceCount(name="nvidia.com/a", allocatable=int(group in offered), used=int(group in held))
+            ]
+
+
+@given(nodes(), all_answers(), phases, reports)
+def test_what_was_offered_is_in_sight_until_the_next_boot(
+    found: Functions, answers: Answers, known: Any, previous: GPUNodeStatus
+) -> None:
+    status = made(found, answers, known, previous)
+    health = {device.address: device.health for device in status.devices}
+    same_boot = previous.boot_id in ("", "b")
+    for device in previous.devices:
+        if device.health is Health.UNMANAGED or device.address in found.gpus or device.address in found.others:
+            continue
+        if same_boot and device.physical_function is None:
+            assert health[device.address] is Health.UNHEALTHY
+        elif not same_boot:
+            assert device.address not in health
+    for address in health.keys() - found.gpus.keys():
+        assert address in {device.address for device in previous.devices}
+        assert not any(each.allocatable or each.used for each in resources_of(status, address))
+
+
+def resources_of(status: GPUNodeStatus, address: str) -> list[ResourceCount]:
+    return next(device.resources for device in status.devices if device.address == address)
 
 
 @given(nodes(), all_answers(), phases, st.one_of(st.none(), reports), st.randoms(use_true_random=False))

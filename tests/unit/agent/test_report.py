@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpuclaim.agent import pciids
-from gpuclaim.agent.report import Phases, body, loses, needs_phases, report, says_the_same
+from gpuclaim.agent.report import Phases, body, loses, needs_phases, report, says_the_same, without_gone
 from gpuclaim.agent.values import Answers, Devices, Function, Functions, PodDevices
 from gpuclaim.api.types import Device, GPUNodeStatus, Health, ResourceCount
 
@@ -136,6 +136,97 @@ def test_a_gpu_that_fell_silent_stays() -> None:
     assert health(status) == {A: Health.HEALTHY, B: Health.UNHEALTHY}
     assert counts(status, B) == {R: (0, 0)}
     assert status.unplaced == [ResourceCount(name=R, allocatable=1, used=0)]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[A, "12"], [A, A.upper()], [A, A.removeprefix("0000:")], [A, f"0000{A}", "12", A.upper()]],
+    ids=" ".join,
+)
+def test_a_function_counts_once_for_each_resource_by_whatever_ids(ids: list[str]) -> None:
+    node = functions(gpu(A, iommu_group="12"))
+    assert counts(make(node, {R: ids}), A) == {R: (1, 0)}
+    # Kubelet may give two of the IDs to two pods. It is in use, by both.
+    pods = tuple(PodDevices("t", f"p{number}", {R: [each]}) for number, each in enumerate(ids))
+    status = make(node, {R: ids}, pods)
+    assert counts(status, A) == {R: (1, 1)}
+    assert [user.name for user in status.devices[0].users] == [pod.name for pod in pods]
+    # Any one of them is enough for it to be offered, and to be in use.
+    for offered in ids:
+        for held in ids:
+            status = make(node, {R: [offered]}, (PodDevices("t", "p", {R: [held]}),))
+            assert (health(status), counts(status, A)) == ({A: Health.HEALTHY}, {R: (1, 1)})
+
+
+def test_a_function_counts_for_each_of_two_resources() -> None:
+    status = make(functions(gpu(A, iommu_group="12")), {R: [A, "12"], "example.com/h200": ["12"]})
+    assert counts(status, A) == {R: (1, 0), "example.com/h200": (1, 0)}
+
+
+def test_a_group_stands_for_its_lowest_gpu_and_not_for_the_others() -> None:
+    node = functions(gpu(A, iommu_group="12"), gpu(B, iommu_group="12"))
+    status = make(node, {R: ["12", B]}, (PodDevices("t", "p", {R: [B]}),))
+    assert (counts(status, A), counts(status, B)) == ({R: (1, 0)}, {R: (1, 1)})
+    status = make(node, {R: ["12", A]}, (PodDevices("t", "p", {R: ["12"]}),))
+    assert (counts(status, A), counts(status, B)) == ({R: (1, 1)}, {})
+
+
+def test_mediated_devices_are_several_and_their_function_is_not_one_more() -> None:
+    uuids = [f"a0b1c2d3-0001-4a11-8a11-00000000000{number}" for number in range(3)]
+    node = Functions(gpus={A: gpu(A, "nvidia")}, mdev_parents=dict.fromkeys(uuids, A))
+    assert counts(make(node, {R: [*uuids, uuids[0].upper()]}), A) == {R: (3, 0)}
+    pods = (PodDevices("t", "p", {R: [A]}),)
+    assert counts(make(node, {R: [*uuids, A]}, pods), A) == {R: (3, 1)}
+
+
+def test_an_address_that_leads_nowhere_is_unplaced_once_however_it_is_spelt() -> None:
+    status = make(functions(gpu(A)), {R: [B, B.upper(), B.removeprefix("0000:"), "GPU-1::0", "GPU-1::1"]})
+    assert status.unplaced == [ResourceCount(name=R, allocatable=3, used=0)]
+
+
+def test_a_function_that_was_offered_and_is_gone_is_unhealthy_until_the_next_boot() -> None:
+    good = make(functions(gpu(A), gpu(B, iommu_group="7")), {R: [A, B]})
+    pods = (PodDevices("t", "p", {R: [B]}),)
+    # The plugin goes on offering it for a while: nothing is counted for what is not there.
+    gone = make(functions(gpu(A)), {R: [A, B]}, pods, previous=good)
+    assert health(gone) == {A: Health.HEALTHY, B: Health.UNHEALTHY}
+    assert (counts(gone, B), gone.devices[1].users, gone.devices[1].iommu_group) == ({R: (0, 0)}, [], "7")
+    assert gone.unplaced == [ResourceCount(name=R, allocatable=1, used=1)]
+    later = make(functions(gpu(A)), {R: [A]}, previous=gone)
+    assert health(later) == health(gone)
+    assert loses(good, gone)
+    back = make(functions(gpu(A), gpu(B)), {R: [A, B]}, previous=later)
+    assert health(back) == {A: Health.HEALTHY, B: Health.HEALTHY}
+    assert set(health(make(functions(gpu(A)), {R: [A]}, previous=later, boot_id="boot-2"))) == {A}
+
+
+def test_a_function_that_is_gone_and_was_never_offered_is_not_missed() -> None:
+    before = make(functions(gpu(A), gpu(B)), {R: [A]})
+    assert set(health(make(functions(gpu(A)), {R: [A]}, previous=before))) == {A}
+
+
+def test_something_else_in_its_place_ends_the_memory_of_a_function() -> None:
+    good = make(functions(gpu(A), gpu(B)), {R: [A, B]})
+    found = Functions(gpus={A: gpu(A)}, others={B})
+    assert set(health(make(found, {R: [A]}, previous=good))) == {A}
+
+
+def test_virtual_functions_go_with_the_driver_of_their_physical_one() -> None:
+    both = functions(gpu(A, "nvidia"), gpu(VF, "nvidia", physical_function=A))
+    good = make(both, {R: [VF]})
+    # They were there, and are not: that is a fault.
+    lost = make(functions(gpu(A, "nvidia")), previous=good)
+    assert health(lost) == {A: Health.UNMANAGED, VF: Health.UNHEALTHY}
+    assert health(make(functions(), previous=lost)) == {VF: Health.UNHEALTHY}
+    # The GPU is given to VMs whole from now on.
+    assert health(make(functions(gpu(A)), previous=lost)) == {A: Health.UNMANAGED}
+
+
+def test_what_is_gone_is_left_out_when_stock_is_taken_anew() -> None:
+    found = functions(gpu(A), unreadable=frozenset({VF}))
+    status = make(found, {R: [A]}, previous=make(functions(gpu(A), gpu(B), gpu(VF)), {R: [A, B, VF]}))
+    assert set(health(status)) == {A, B, VF}
+    assert set(health(without_gone(status, found))) == {A, VF}
 
 
 def test_names_that_cannot_be_placed_join_those_of_other_things_do_not() -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpuclaim.agent import http, loop, pciids
-from gpuclaim.agent.machine import Reading
+from gpuclaim.agent.machine import KubeletRun, Reading
 from gpuclaim.agent.podresources import PodResourcesError
 from gpuclaim.agent.pulse import STUCK_SECONDS, Problem, Pulse, Result
 from gpuclaim.agent.registry import RegistryError
@@ -64,8 +64,8 @@ class World:
         answers = Answers({"r": self.allocatable}, (PodDevices("ns", "p", {"r": [A]}),))
         return Reading(Functions(gpus={A: gpu}, faults=self.faults), answers, "boot")
 
-    def kubelet(self) -> object | None:
-        return 1
+    def kubelet(self) -> KubeletRun | None:
+        return KubeletRun(1, 0)
 
     async def stored(self) -> GPUNodeStatus | None:
         return None
@@ -75,9 +75,10 @@ class World:
             raise RegistryError("pods is forbidden")
         return {}
 
-    async def write(self, status: GPUNodeStatus) -> None:
+    async def write(self, status: GPUNodeStatus) -> bool:
         if self.writing_fails:
             raise RegistryError("no answer")
+        return False
 
 
 class StoppedClock(loop.Clock):
