@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpuclaim.admission import guard
 from gpuclaim.api import core, names
 from gpuclaim.api.types import Availability, GPUClaim, GPUClass, GPUNode
 from gpuclaim.kube import config
@@ -20,6 +22,8 @@ from gpuclaim.local.controlplane import ControlPlane
 from support import cloud, terminal, wait
 from support.terminal import Seen
 
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+MERGE = "application/merge-patch+json"
 PREFIX = "tenant.cozystack.io/"
 HOSTILE = "sold\x1b[2J\x1b]0;owned\x07 out"
 
@@ -278,7 +282,7 @@ async def test_doctor_finds_nothing_and_then_each_planted_fault(
     doctor = Examination(Person(cluster.kubeconfig))
     await cloud.add_namespace(client, "tenant-a")
     # Nothing is installed but the API.
-    assert {check for check, _ in await doctor.findings()} == {"webhooks", "orders", "leader"}
+    assert {check for check, _ in await doctor.findings()} == {"webhooks", "guard", "orders", "leader"}
 
     await cloud.add_node(client, "gpu-1", 2)
     await client.create(cloud.gpu_class())
@@ -308,10 +312,51 @@ async def test_doctor_finds_nothing_and_then_each_planted_fault(
         assert "gpu.cozystack.io/h20" in found["quotas"]
         assert "tenant-a/thief" in found["pods"]
 
+        policy = f"{POLICIES}/{guard.NEW}"
+        await client.request("PATCH", policy, body={"spec": {"failurePolicy": "Fail"}}, content=MERGE)
+        found = dict(await doctor.findings())
+        assert guard.NEW in found["guard"]
+        assert "must have Ignore" in found["guard"]
+
     # The controller is gone, and its webhook configurations are there.
     found = dict(await doctor.findings())
     assert {"orders", "leader"} <= set(found)
     assert "webhooks" not in found
+
+
+async def test_kubectl_completes(hoster: Person, tenant: Person, cluster: ControlPlane, tmp_path: Path) -> None:
+    assert (await tenant.says("order", "h200", "--name", "train", "--wait", "-n", "tenant-a")).code == 0
+    kubectl = tmp_path / "kubectl"
+    kubectl.symlink_to(cluster.kubectl()[0])
+    path = f"{Path(terminal.KUBECTL_GPU).parent}:{os.environ['PATH']}"
+
+    async def completed(person: Person, *words: str) -> list[str]:
+        process = await asyncio.create_subprocess_exec(
+            *(kubectl, "__complete", "gpu", *words),
+            env={"PATH": path, "HOME": "/", "KUBECONFIG": str(person.kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        printed, _ = await process.communicate()
+        assert process.returncode == 0
+        return printed.decode().splitlines()
+
+    assert await completed(tenant, "cl") == [
+        "classes\tShow the catalogue: what can be ordered.",
+        "claims\tShow what is ordered, and what it holds.",
+        ":4",
+    ]
+    assert await completed(tenant, "order", "") == ["closed", "h200", ":4"]
+    assert await completed(tenant, "order", "h200", "--dr") == [
+        "--dry-run\tOnly say whether it would fit, and if not why (exit code 1).",
+        ":4",
+    ]
+    assert await completed(tenant, "release", "-n", "tenant-a", "") == ["train", ":4"]
+    assert await completed(tenant, "release", "-n", "tenant-a", "train", "") == [":4"]
+    assert await completed(tenant, "release", "-n", "tenant-b", "") == [":4"]
+    assert await completed(hoster, "cordon", "gpu-1", "gpu-") == ["gpu-2", ":4"]
+    assert await completed(hoster, "claims", "-n", "tenant-") == ["tenant-a", "tenant-b", ":4"]
+    assert (await completed(hoster, "usage", "--prices", ""))[-1] == ":0"
 
 
 async def test_doctor_says_what_it_could_not_look_at(tenant: Person) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.kube.blocking import decoded
 from gpuclaim.views import claims as view
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[CLAIM]...")
+@click.argument("names", nargs=-1, metavar="[CLAIM]...", shell_complete=complete.objects("gpuclaims"))
 @desk.selector
 @desk.output
 @desk.cluster(everywhere=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from gpuclaim.api.types import GPUClass
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.kube.blocking import decoded
 from gpuclaim.views import classes as view
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[CLASS]...")
+@click.argument("names", nargs=-1, metavar="[CLASS]...", shell_complete=complete.objects("gpuclasses"))
 @desk.selector
 @desk.output
 @desk.cluster(namespaced=False)

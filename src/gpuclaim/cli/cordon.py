@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from gpuclaim.api.types import GPUNode
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.kube.blocking import AnswerError, Object
 from gpuclaim.views import text
@@ -16,7 +16,7 @@ _TRIES = 5
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@click.argument("names", nargs=-1, required=True, metavar="NODE...", shell_complete=complete.objects("gpunodes"))
 @desk.cluster(namespaced=False)
 def cordon(at: Desk, names: tuple[str, ...]) -> None:
     """Take nodes out of new placement; what they hold stays held."""
@@ -24,7 +24,7 @@ def cordon(at: Desk, names: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@click.argument("names", nargs=-1, required=True, metavar="NODE...", shell_complete=complete.objects("gpunodes"))
 @desk.cluster(namespaced=False)
 def uncordon(at: Desk, names: tuple[str, ...]) -> None:
     """Let nodes take new holds again."""
@@ -38,7 +38,7 @@ def _set(at: Desk, names: tuple[str, ...], *, cordoned: bool) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.objects("gpunodes"))
 @click.argument("address")
 @click.option("--reason", default="", help="Why, for people.")
 @desk.cluster(namespaced=False)
@@ -49,7 +49,7 @@ def exclude(at: Desk, node: str, address: str, reason: str) -> None:
 
 
 @click.command()
-@click.argument("node")
+@click.argument("node", shell_complete=complete.objects("gpunodes"))
 @click.argument("address")
 @desk.cluster(namespaced=False)
 def include(at: Desk, node: str, address: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
+from gpuclaim.cli import complete, options
 from gpuclaim.kube.blocking import AnswerError, Blocking, NoAnswerError, Object
 from gpuclaim.kube.config import ConfigError, load
 from gpuclaim.kube.resources import Resource, resource_of
@@ -47,25 +48,25 @@ def cluster(*, namespaced: bool = True, everywhere: bool = False) -> Callable[[F
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
-        def wrapped(*args: object, **options: Any) -> None:  # noqa: ANN401 - click's, whatever they are
-            kubeconfig, context = options.pop("kubeconfig"), options.pop("context")
-            namespace, every = options.pop("namespace", None), options.pop("all_namespaces", False)
+        def wrapped(*args: object, **given: Any) -> None:  # noqa: ANN401 - click's, whatever they are
+            kubeconfig, context = given.pop("kubeconfig"), given.pop("context")
+            namespace, every = given.pop("namespace", None), given.pop("all_namespaces", False)
             with failures():
                 config = load(kubeconfig, context)
                 place = "" if every or not namespaced else namespace or config.namespace
-                command(Desk(Blocking(config), place), *args, **options)
+                command(Desk(Blocking(config), place), *args, **given)
 
         decorated: Any = wrapped
         if everywhere:
             decorated = click.option("-A", "--all-namespaces", is_flag=True, help="In all namespaces.")(decorated)
         if namespaced:
-            decorated = click.option("-n", "--namespace", help="The namespace; by default the context's.")(decorated)
-        for option in (
-            click.option("--context", help="The kubeconfig's context to use."),
-            click.option("--kubeconfig", metavar="FILE", help="The kubeconfig; by default kubectl's."),
-        ):
-            decorated = option(decorated)
-        return cast("F", decorated)
+            decorated = click.option(
+                "-n",
+                "--namespace",
+                help="The namespace; by default the context's.",
+                shell_complete=complete.objects("namespaces"),
+            )(decorated)
+        return cast("F", options.kubeconfig(decorated))
 
     return decorate
 

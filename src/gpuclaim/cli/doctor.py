@@ -24,6 +24,7 @@ from gpuclaim.views import doctor as view
 from gpuclaim.views.doctor import Facts
 
 T = TypeVar("T", bound=msgspec.Struct)
+K = TypeVar("K")
 
 _CRDS: Final = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
 _CONFIGURATIONS: Final = {
@@ -31,6 +32,13 @@ _CONFIGURATIONS: Final = {
         "admissionregistration.k8s.io/v1", f"{half.lower()}webhookconfigurations", namespaced=False
     )
     for half in ("Mutating", "Validating")
+}
+_GUARD: Final = {
+    kind: Resource("admissionregistration.k8s.io/v1", plural, namespaced=False)
+    for kind, plural in (
+        ("ValidatingAdmissionPolicy", "validatingadmissionpolicies"),
+        ("ValidatingAdmissionPolicyBinding", "validatingadmissionpolicybindings"),
+    )
 }
 _NAME: Final = "gpuclaim"
 
@@ -90,6 +98,8 @@ class _Reader:
         crds = self._named({name: (_CRDS, name) for name in wanted})
         facts = Facts(now=desk.now(), wanted_crds=wanted, crds=crds, webhooks=webhooks)
         facts.authorities = _authorities(webhooks or {})
+        facts.wanted_guard = wanted_guard()
+        facts.guard = self._named({key: (_GUARD[key[0]], key[1]) for key in facts.wanted_guard})
         facts.leases = self._list(Lease, fields=f"metadata.name={lease_name}")
         facts.nodes, facts.quotas, facts.pods = (
             self._list(core.Node),
@@ -113,8 +123,8 @@ class _Reader:
             self._note(f"{type_.__name__} objects", error)
             return None
 
-    def _named(self, wanted: dict[str, tuple[Resource, str]]) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
+    def _named(self, wanted: dict[K, tuple[Resource, str]]) -> dict[K, Any] | None:
+        found: dict[K, Any] = {}
         for key, (resource, name) in wanted.items():
             try:
                 found[key] = self._client.get(resource, name)
@@ -145,6 +155,16 @@ class _Reader:
         if error.status.code == 401:
             raise error
         self.unread.append(f"{what} ({error.status.reason or error.status.code})")
+
+
+def wanted_guard() -> dict[tuple[str, str], dict[str, Any]]:
+    """The admission policies and bindings of this version, by kind and name, as `Facts` has them."""
+    from gpuclaim.admission import guard
+
+    wanted = {(policy["kind"], policy["metadata"]["name"]): policy for policy in guard.policies(())}
+    # Which resources it lists is the classes' affair.
+    del wanted["ValidatingAdmissionPolicy", guard.KNOWN]["spec"]["matchConditions"]
+    return wanted
 
 
 def _authorities(webhooks: dict[str, Any]) -> dict[str, dt.datetime]:

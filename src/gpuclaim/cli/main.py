@@ -6,6 +6,7 @@ import importlib
 from typing import Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from gpuclaim import __version__
 
@@ -43,6 +44,7 @@ USERS: Final = (
     "uncordon",
     "exclude",
     "include",
+    "usage",
     "doctor",
 )
 
@@ -60,6 +62,11 @@ class _Lazy(click.Group):
         command = getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Click would import every command for its help.
+        found = [CompletionItem(name, help=COMMANDS[name][1]) for name in self.names if name.startswith(incomplete)]
+        return found + super(click.Group, self).shell_complete(ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -6,14 +6,14 @@ import click
 
 from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.kube.blocking import decoded
 from gpuclaim.views import nodes as view
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NODE]...")
+@click.argument("names", nargs=-1, metavar="[NODE]...", shell_complete=complete.objects("gpunodes"))
 @desk.selector
 @desk.output
 @desk.cluster(namespaced=False)

@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 
 import click
 
+from gpuclaim.cli import complete
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kubeconfig(command: F) -> F:
     """The options --kubeconfig and --context, as `kube.config.load` takes them."""
-    command = click.option("--context", help="The kubeconfig's context to use.")(command)
+    command = click.option("--context", help="The kubeconfig's context to use.", shell_complete=complete.contexts)(
+        command
+    )
     path = click.Path(path_type=Path)
     return click.option("--kubeconfig", type=path, help="How to reach the apiserver; else as kubectl does.")(command)
 

@@ -7,14 +7,14 @@ import msgspec
 
 from gpuclaim.api import names as shapes
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.kube.blocking import Object
 from gpuclaim.views import claims, text
 
 
 @click.command()
-@click.argument("class_name", metavar="CLASS")
+@click.argument("class_name", metavar="CLASS", shell_complete=complete.objects("gpuclasses"))
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="How many GPUs.")
 @click.option("--name", help="The claim's name; a VM of this name uses it. By default one made from the class's.")
 @click.option("--set", "set_name", metavar="SET", help="The VM that uses it together with other claims of this set.")

@@ -8,13 +8,13 @@ import click
 import msgspec
 
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.cli import desk
+from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
 from gpuclaim.views import claims as view
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="CLAIM...")
+@click.argument("names", nargs=-1, required=True, metavar="CLAIM...", shell_complete=complete.objects("gpuclaims"))
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--wait", is_flag=True, help="Return once the GPUs are free for others.")
 @click.option(

@@ -19,6 +19,7 @@ from typing import Final
 import click
 
 from gpuclaim.api.types import GPUClaim
+from gpuclaim.cli import options
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.ledger import focus, prices, report
@@ -125,8 +126,7 @@ class _Source:
     metavar="URL",
     help="The controller's ledger: what has ended. Also read from $GPUCLAIM_LEDGER.",
 )
-@click.option("--kubeconfig", type=click.Path(path_type=Path), help="How to reach the apiserver: what runs.")
-@click.option("--context", help="The kubeconfig's context to use.")
+@options.kubeconfig
 def usage(
     month: tuple[int, int] | None,
     first: dt.date | None,

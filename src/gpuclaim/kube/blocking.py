@@ -51,9 +51,11 @@ class Event(Struct, frozen=True, kw_only=True):
 class Blocking:
     """One connection pool to one apiserver."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, seconds: float | None = None) -> None:
+        """Prepare; `seconds` is how long an answer may take, where it may not take as long as ever."""
         self.config = config
-        self._pool = urllib3.PoolManager(retries=False, timeout=_TIMEOUT, maxsize=8, ssl_context=config.tls)
+        self._timeout = _TIMEOUT if seconds is None else urllib3.Timeout(connect=seconds, read=seconds)
+        self._pool = urllib3.PoolManager(retries=False, timeout=self._timeout, maxsize=8, ssl_context=config.tls)
         self._headers = {"User-Agent": f"gpuclaim/{__version__}", "Accept": "application/json"}
 
     def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
@@ -185,7 +187,7 @@ class Blocking:
         params: Mapping[str, str],
         content: str,
         *,
-        timeout: urllib3.Timeout = _TIMEOUT,
+        timeout: urllib3.Timeout | None = None,
         stream: bool = False,
     ) -> urllib3.BaseHTTPResponse:
         query = urllib.parse.urlencode({key: value for key, value in params.items() if value})
@@ -195,7 +197,7 @@ class Blocking:
                 f"{self.config.server}{path}" + (f"?{query}" if query else ""),
                 body=None if body is None else json.dumps(body).encode(),
                 headers=self._headers | {"Content-Type": content} | self.config.headers_now(),
-                timeout=timeout,
+                timeout=timeout or self._timeout,
                 preload_content=not stream,
                 redirect=False,
             )

@@ -75,10 +75,7 @@ def load(kubeconfig: str | Path | None = None, context: str | None = None) -> Co
     Raises:
         ConfigError: there is none, or it cannot be read or used.
     """
-    if kubeconfig is None and (listed := os.environ.get("KUBECONFIG")):
-        kubeconfig = next(
-            (part for part in listed.split(os.pathsep) if Path(part).exists()), listed.split(os.pathsep)[0]
-        )
+    kubeconfig = kubeconfig or _of_environment()
     if kubeconfig is None:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT / "token").exists():
             return in_cluster()
@@ -86,6 +83,20 @@ def load(kubeconfig: str | Path | None = None, context: str | None = None) -> Co
         if not kubeconfig.exists():
             raise ConfigError("no cluster to talk to: name a kubeconfig with --kubeconfig or $KUBECONFIG")
     return from_file(Path(kubeconfig), context)
+
+
+def contexts(kubeconfig: str | Path | None = None) -> list[str]:
+    """The names of the contexts that `load` could be asked for; none where there is no kubeconfig that can be read."""
+    path = Path(kubeconfig or _of_environment() or Path.home() / ".kube" / "config")
+    try:
+        return [str(entry["name"]) for entry in _read(path).get("contexts") or ()]
+    except (ConfigError, KeyError, TypeError):
+        return []
+
+
+def _of_environment() -> str | None:
+    listed = [part for part in os.environ.get("KUBECONFIG", "").split(os.pathsep) if part]
+    return next((part for part in listed if Path(part).exists()), listed[0] if listed else None)
 
 
 def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Config:
@@ -112,14 +123,7 @@ def from_file(path: Path, context: str | None = None) -> Config:
     Raises:
         ConfigError: the file cannot be read, is no kubeconfig, or has no such context.
     """
-    try:
-        loaded = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    except OSError as error:
-        raise ConfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the kubeconfig {path} is no YAML: {error}") from None
-    if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} is no kubeconfig")
+    loaded = _read(path)
     wanted = context or loaded.get("current-context")
     try:
         chosen = _named(loaded, "contexts", wanted)["context"]
@@ -136,6 +140,18 @@ def from_file(path: Path, context: str | None = None) -> Config:
         token_file=path.parent / user["tokenFile"] if "tokenFile" in user else None,
         exec_command=user.get("exec"),
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    except OSError as error:
+        raise ConfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the kubeconfig {path} is no YAML: {error}") from None
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} is no kubeconfig")
+    return loaded
 
 
 def _named(loaded: dict[str, Any], section: str, name: object) -> dict[str, Any]:

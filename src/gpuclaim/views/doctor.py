@@ -38,6 +38,8 @@ class Facts:
     Attributes:
         crds: stored CustomResourceDefinitions by name; those that are absent are not there.
         webhooks: the configurations named `gpuclaim`, by kind.
+        wanted_guard, guard: the admission policies and bindings of this version, and those that are stored, by kind and
+            name; of the policy that lists resources the wanted one has no matchConditions.
         authorities: when the authority ends that each webhook is trusted by, by webhook name.
         probe: how the apiserver answered a dry-run order of a class that does not exist; code 201 where it took it.
         leases: the controller's Leases.
@@ -47,6 +49,8 @@ class Facts:
     wanted_crds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     crds: Mapping[str, Mapping[str, Any]] | None = None
     webhooks: Mapping[str, Mapping[str, Any]] | None = None
+    wanted_guard: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    guard: Mapping[tuple[str, str], Mapping[str, Any]] | None = None
     authorities: Mapping[str, dt.datetime] = field(default_factory=dict)
     probe: Outcome | None = None
     leases: list[Lease] | None = None
@@ -104,6 +108,43 @@ def _webhooks(facts: Facts) -> Iterator[Finding]:
                 f"the certificate authority of webhook {name} {said}",
                 "restart the controllers one after the other: each makes a certificate when it starts",
             )
+
+
+def _guard(facts: Facts) -> Iterator[Finding]:
+    if facts.guard is None:
+        return
+    write = "start the controller, or restart it: it writes the guard when it leads"
+    for (kind, name), wanted in facts.wanted_guard.items():
+        stored = facts.guard.get((kind, name))
+        if stored is None:
+            yield Finding("guard", f"there is no {kind} {name}: pods may take GPUs without a claim", write)
+            continue
+        spec, found = wanted["spec"], stored.get("spec", {})
+        policy, has = spec.get("failurePolicy"), found.get("failurePolicy")
+        other = sorted(key for key in spec if key != "failurePolicy" and not _within(spec[key], found.get(key)))
+        if policy is not None and policy != has:
+            yield Finding("guard", f"the {kind} {name} has failurePolicy {has}, and must have {policy}", write)
+        if other:
+            what = f"the {kind} {name} is not this version's: it differs in spec.{', spec.'.join(other)}"
+            yield Finding("guard", what, write)
+    for cls in facts.classes or ():
+        resource = model.resource_name(cls)
+        if names.GUARDED_LABEL in cls.metadata.labels and not any(
+            f"'{resource}'" in condition.get("expression", "")
+            for policy in facts.guard.values()
+            for condition in policy.get("spec", {}).get("matchConditions", ())
+        ):
+            yield Finding("guard", f"the guard does not look at {resource}, the resource of {cls.metadata.name}", write)
+
+
+def _within(wanted: object, stored: object) -> bool:
+    """Whether what is stored is what is wanted, with the apiserver's defaults besides."""
+    if isinstance(wanted, Mapping):
+        return isinstance(stored, Mapping) and all(_within(value, stored.get(key)) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        same = isinstance(stored, list) and len(stored) == len(wanted)
+        return same and all(map(_within, wanted, stored if isinstance(stored, list) else ()))
+    return wanted == stored
 
 
 def _orders(facts: Facts) -> Iterator[Finding]:
@@ -226,6 +267,7 @@ def _bypasses(facts: Facts) -> Iterator[Finding]:
 CHECKS: Final[tuple[tuple[str, Callable[[Facts], Iterable[Finding]]], ...]] = (
     ("the API is installed", _crds),
     ("webhooks are configured", _webhooks),
+    ("pods without claims are turned away", _guard),
     ("orders are decided", _orders),
     ("a controller leads", _leader),
     ("agents report", _agents),

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gpuclaim.cli import desk, main
+from gpuclaim.cli import complete, desk, main
+from gpuclaim.kube import config
 from support import terminal
 
 
@@ -77,3 +78,40 @@ def test_kubectl_gpu_has_the_user_s_half_only() -> None:
 def test_a_shell_completes_commands_and_options() -> None:
     env = {"_KUBECTL_GPU_COMPLETE": "bash_complete", "COMP_WORDS": "kubectl-gpu order --dr", "COMP_CWORD": "2"}
     assert "--dry-run" in terminal.run([], env=env).text
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted", "files"),
+    [
+        (["cl"], ["classes", "claims"], False),
+        (["nodes", "-o", "w"], ["wide"], False),
+        (["usage", "--prices", ""], [], True),
+        (["order", "h200", "--cou"], ["--count"], False),
+        (["claims", "--context", "h"], ["here"], False),
+        (["claims", "--context", "t"], [], False),
+        # An apiserver that is away completes nothing, and says nothing.
+        (["order", ""], [], False),
+        ([], list(main.USERS), False),
+    ],
+)
+def test_completion(
+    words: list[str], wanted: list[str], files: bool, nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://{nobody}"))
+    found, may_be_files = complete.candidates(main.kubectl_gpu, words)
+    assert ([item.value for item in found], may_be_files) == (wanted, files)
+
+
+def test_kubectl_s_program_prints_what_kubectl_reads(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["kubectl_complete-gpu", "bud"])
+    complete.kubectl()
+    assert capsys.readouterr().out == "budget\tShow how much may be ordered, and how much is used.\n:4\n"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "contexts: 7", "{", "contexts: [{}]"])
+def test_a_broken_kubeconfig_completes_nothing(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(content)
+    assert config.contexts(tmp_path / "config") == []
+    assert config.contexts(tmp_path / "none") == []

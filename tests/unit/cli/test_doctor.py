@@ -7,8 +7,10 @@ import dataclasses
 import datetime as dt
 from typing import Any
 
+import msgspec
 import pytest
 
+from gpuclaim.admission import guard
 from gpuclaim.api import core, crd, names
 from gpuclaim.api.core import ObjectMeta, Outcome
 from gpuclaim.api.types import (
@@ -25,6 +27,7 @@ from gpuclaim.api.types import (
     ResourceCount,
     Source,
 )
+from gpuclaim.cli.doctor import wanted_guard
 from gpuclaim.kube.resources import Lease, LeaseSpec
 from gpuclaim.views import doctor
 from gpuclaim.views.doctor import Facts
@@ -32,6 +35,11 @@ from gpuclaim.views.doctor import Facts
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 H200 = "nvidia.com/h200"
 CRDS = {definition["metadata"]["name"]: definition for definition in crd.definitions()}
+LISTED = ("ValidatingAdmissionPolicy", guard.KNOWN)
+STORED_GUARD = {(each["kind"], each["metadata"]["name"]): each for each in guard.policies([H200], ["kube-system"])}
+for each in STORED_GUARD.values():
+    if "matchConstraints" in each["spec"]:  # as the apiserver fills it in
+        each["spec"]["matchConstraints"] |= {"matchPolicy": "Equivalent", "namespaceSelector": {}}
 LEASE = Lease(
     metadata=ObjectMeta(name="gpuclaim-controller", namespace="gpuclaim-system"),
     spec=LeaseSpec(holder_identity="c-1", lease_duration_seconds=15, renew_time=NOW - dt.timedelta(seconds=3)),
@@ -84,6 +92,8 @@ def well(**changes: Any) -> Facts:
         wanted_crds=CRDS,
         crds=CRDS,
         webhooks={"MutatingWebhookConfiguration": {}, "ValidatingWebhookConfiguration": {}},
+        wanted_guard=wanted_guard(),
+        guard=STORED_GUARD,
         authorities={"orders.gpu.cozystack.io": NOW + dt.timedelta(days=300)},
         probe=Outcome(code=403, reason="UnknownClass"),
         leases=[LEASE],
@@ -95,6 +105,16 @@ def well(**changes: Any) -> Facts:
         pods=[pod(vm_kubevirt_io__name="vm"), pod("done", "Succeeded")],
     )
     return dataclasses.replace(facts, **changes)
+
+
+def guarded(resource: str) -> GPUClass:
+    cls = gpu_class(resource=resource)
+    labelled = msgspec.structs.replace(cls.metadata, labels={names.GUARDED_LABEL: "true"})
+    return msgspec.structs.replace(cls, metadata=labelled)
+
+
+def changed(key: tuple[str, str], **spec: Any) -> dict[tuple[str, str], Any]:
+    return STORED_GUARD | {key: STORED_GUARD[key] | {"spec": STORED_GUARD[key]["spec"] | spec}}
 
 
 def old_crds() -> dict[str, Any]:
@@ -120,6 +140,15 @@ def test_what_could_not_be_read_is_not_judged() -> None:
         ({"webhooks": {"MutatingWebhookConfiguration": {}}}, "webhooks", ["ValidatingWebhookConfiguration"]),
         ({"authorities": {"orders": NOW - dt.timedelta(days=3)}}, "webhooks", ["orders", "expired 3d ago"]),
         ({"authorities": {"orders": NOW + dt.timedelta(days=3)}}, "webhooks", ["expires on 2026-01-04"]),
+        ({"guard": {k: v for k, v in STORED_GUARD.items() if k != LISTED}}, "guard", ["no", guard.KNOWN]),
+        ({"guard": changed(LISTED, failurePolicy="Ignore")}, "guard", [guard.KNOWN, "Ignore", "must have Fail"]),
+        ({"guard": changed(LISTED, validations=[])}, "guard", [guard.KNOWN, "differs in spec.validations"]),
+        (
+            {"guard": changed(("ValidatingAdmissionPolicyBinding", guard.NEW), validationActions=["Warn"])},
+            "guard",
+            [guard.NEW, "spec.validationActions"],
+        ),
+        ({"guard": changed(LISTED, matchConditions=[]), "classes": [guarded(H200)]}, "guard", ["not look at", H200]),
         ({"probe": Outcome(code=201)}, "orders", ["no webhook decides"]),
         ({"probe": Outcome(code=500, message="failed calling webhook: connection refused")}, "orders", ["refused"]),
         ({"probe": Outcome(code=500, message="tls: x509: signed by unknown authority")}, "orders", ["not trust"]),
