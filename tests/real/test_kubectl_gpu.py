@@ -332,7 +332,10 @@ async def test_kubectl_completes(hoster: Person, tenant: Person, cluster: Contro
 
     async def completed(person: Person, *words: str) -> list[str]:
         process = await asyncio.create_subprocess_exec(
-            *(kubectl, "__complete", "gpu", *words),
+            str(kubectl),
+            "__complete",
+            "gpu",
+            *words,
             env={"PATH": path, "HOME": "/", "KUBECONFIG": str(person.kubeconfig)},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
