@@ -262,6 +262,37 @@ async def test_a_hoster_sees_every_gpu_and_takes_some_out(hoster: Person, tenant
     assert (await tenant.says("nodes")).code == 1
 
 
+async def test_a_hoster_plans_on_the_cluster_and_on_what_kubectl_prints(
+    hoster: Person, tenant: Person, client: Client, cluster: ControlPlane, tmp_path: Path
+) -> None:
+    assert (await tenant.says("order", "h200", "--name", "a", "--count", "2", "--wait", "-n", "tenant-a")).code == 0
+    asked = ("--drain", "gpu-1", "--order", "h200=2", "--order", "h200=1", "-n", "tenant-b", "-o", "json")
+    kinds = "gpuclasses,gpuclaims,gpunodes,nodes,pods,namespaces,resourcequotas"
+    dump = tmp_path / "dump.yaml"
+    with dump.open("wb") as file:
+        command = [*cluster.kubectl(), "get", kinds, "-A", "-o", "yaml"]
+        process = await asyncio.create_subprocess_exec(*command, stdout=file)
+        assert await process.wait() == 0
+    printed = []
+    for state in (("--cluster", "--kubeconfig", str(hoster.kubeconfig)), ("--dump", str(dump))):
+        seen = await asyncio.to_thread(terminal.run, ["plan", *state, *asked], columns=2000, program=terminal.GPUCLAIM)
+        assert seen.code == 0, seen.text
+        printed.append(json.loads(seen.text))
+    live, dumped = printed
+    assert {key: live[key] for key in live if key != "now"} == {key: dumped[key] for key in dumped if key != "now"}
+    assert [(each["set"], each["node"]) for each in live["drained"]["sets"]] == [("tenant-a/a", "gpu-2")]
+    assert [(each["verdict"], each["node"]) for each in live["steps"]] == [("admitted", "gpu-2"), ("refused", None)]
+    assert live["largest"] == {"closed": 0, "h200": 0}
+    # Nothing of it came true.
+    assert [(each.metadata.name, each.status.node_name) for each in (await client.list(GPUClaim))[0]] == [
+        ("a", "gpu-1")
+    ]
+    refused = await asyncio.to_thread(
+        terminal.run, ["plan", "--cluster", "--kubeconfig", str(tenant.kubeconfig)], program=terminal.GPUCLAIM
+    )
+    assert (refused.code, "you may not do that" in " ".join(refused.text.split())) == (1, True)
+
+
 class Examination:
     """What doctor found, as it says on a terminal and as JSON."""
 

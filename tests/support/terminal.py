@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KUBECTL_GPU = str(Path(sys.executable).parent / "kubectl-gpu")
+GPUCLAIM = str(Path(sys.executable).parent / "gpuclaim")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -36,14 +37,21 @@ class Seen:
         return [line for line in self.text.splitlines() if line.strip()]
 
 
-def run(arguments: Sequence[str], *, columns: int = 80, answer: str = "", env: Mapping[str, str] | None = None) -> Seen:
+def run(
+    arguments: Sequence[str],
+    *,
+    columns: int = 80,
+    answer: str = "",
+    env: Mapping[str, str] | None = None,
+    program: str = KUBECTL_GPU,
+) -> Seen:
     """Run `kubectl-gpu` on a terminal; `answer` is typed before it asks. May block its thread for a minute."""
     master, slave = pty.openpty()
     try:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         surroundings = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS", "LINES"}}
         process = subprocess.Popen(
-            [KUBECTL_GPU, *arguments],
+            [program, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,

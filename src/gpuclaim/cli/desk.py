@@ -170,12 +170,17 @@ def paint(value: str, colour: str) -> str:
     return click.style(value, fg=colour) if colours() else value
 
 
-def note(line: str) -> None:
-    """A sentence beside the result, on the standard error; folded to the terminal."""
+def folded(line: str, wide: int | None = None) -> str:
+    """A sentence on as many lines as the terminal needs; `wide` columns, by default those of the output."""
     import textwrap
 
-    wide = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
-    click.echo("\n".join(textwrap.wrap(line, wide, break_on_hyphens=False)) if wide else line, err=True)
+    room = columns() if wide is None else wide
+    return "\n".join(textwrap.wrap(line, room, break_on_hyphens=False)) if room else line
+
+
+def note(line: str) -> None:
+    """A sentence beside the result, on the standard error; folded to the terminal."""
+    click.echo(folded(line, shutil.get_terminal_size().columns if sys.stderr.isatty() else 0), err=True)
 
 
 def nothing(desk: Desk, what: str) -> None:

@@ -117,8 +117,8 @@ class Simulation:
                 raise ScenarioError(line, where, f"{_say(key)} is there twice")
             if isinstance(obj, GPUClaim) and not obj.metadata.uid:
                 obj = msgspec.structs.replace(obj, metadata=_with_uid(obj.metadata))
-            self._put(obj)
-        self._settle()
+            self.put(obj)
+        self.settle()
 
     def run(self) -> list[Result]:
         """Play all steps: one result each.
@@ -151,7 +151,7 @@ class Simulation:
                 held = self.books.holds_by_node()
                 known = {key[2] for key in self.objects if key[0] in ("Node", "GPUNode")}
                 return {"holds": {node: held.get(node, 0) for node in sorted(known | held.keys())}}
-        self._settle()
+        self.settle()
         return {}
 
     def _order(self, new: NewOrder, step: Step) -> Result:
@@ -177,7 +177,7 @@ class Simulation:
                 Condition(type="Bound", status=core.Status.TRUE, reason="Bound", last_transition_time=self.now)
             ],
         )
-        self._put(msgspec.structs.replace(claim, status=status))
+        self.put(msgspec.structs.replace(claim, status=status))
 
     def make(self, moves: Sequence[Move]) -> None:
         """Store the moves."""
@@ -185,7 +185,7 @@ class Simulation:
             claim = self.objects["GPUClaim", move.namespace, move.name]
             assert isinstance(claim, GPUClaim)
             status = msgspec.structs.replace(claim.status, node_name=move.to_node)
-            self._put(msgspec.structs.replace(claim, status=status))
+            self.put(msgspec.structs.replace(claim, status=status))
 
     def _delete(self, key: Key, step: Step) -> None:
         obj = self.objects.get(key)
@@ -193,7 +193,7 @@ class Simulation:
             raise ScenarioError(step.line, step.where, f"there is no {_say(key)}")
         if isinstance(obj, GPUClaim) and self.books.attached(key[1], model.claim_set(obj)):
             gone = msgspec.structs.replace(obj.metadata, deletion_timestamp=self.now)
-            self._put(msgspec.structs.replace(obj, metadata=gone))
+            self.put(msgspec.structs.replace(obj, metadata=gone))
         else:
             self._drop(key)
 
@@ -208,9 +208,9 @@ class Simulation:
             raise ScenarioError(step.line, f"{step.where}.merge", f"{_say(key)} would not be valid: {error}") from None
         if key_of(new) != key:
             raise ScenarioError(step.line, f"{step.where}.merge", f"{_say(key)} cannot get another name")
-        self._put(new)
+        self.put(new)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let go what waits for no pod any more (R10a), and bind what is unbound and fits, in order (R38)."""
         for key, obj in list(self.objects.items()):
             if (
@@ -225,7 +225,8 @@ class Simulation:
                 if verdict.admitted:
                     self._bind(claim, verdict)
 
-    def _put(self, obj: Known) -> None:
+    def put(self, obj: Known) -> None:
+        """Store an object, in the place of one of its kind and name."""
         self.objects[key_of(obj)] = obj
         self.books.apply(obj)
 

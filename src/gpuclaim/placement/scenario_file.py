@@ -54,28 +54,37 @@ def read(text: str) -> Scenario:
     Raises:
         ScenarioError: it is no YAML, has an unknown or a missing key, or a value of a wrong type or shape.
     """
-    file = _File(text)
+    file = File(text)
+    if not isinstance(file.data, dict):
+        raise ScenarioError(1, "", "a scenario is a mapping with now, state and steps")
     file.keys((), required=("now",), optional=("why", "state", "steps"))
     if "why" in file.data:
         file.typed(("why",), str)
     return Scenario(
         now=_moment(file, ("now",)),
-        state=[(_known(file, path), file.line(path), _field(path)) for path in file.items("state")],
+        state=[(known(file, path), file.line(path), field_of(path)) for path in file.items("state")],
         steps=[_step(file, path) for path in file.items("steps")],
     )
 
 
-class _File:
-    """The text's data, and the line of every part of it."""
+class File:
+    """The text's data, and the line of every part of it; of several documents, where there may be, a list.
 
-    def __init__(self, text: str) -> None:
+    Raises:
+        ScenarioError: it is no YAML.
+    """
+
+    def __init__(self, text: str, *, several: bool = False) -> None:
         self._lines: dict[Path, int] = {}
         try:
             loader = _Loader(text)
-            node = loader.get_single_node()
-            if node is not None:
-                self._walk(node, (), ())
-            self.data: Any = loader.construct_document(node) if node is not None else None
+            nodes = list(_documents(loader)) if several else [loader.get_single_node()]
+            alone = len(nodes) == 1
+            for index, node in enumerate(nodes):
+                if node is not None:
+                    self._walk(node, () if alone else (index,), ())
+            found = [loader.construct_document(node) if node is not None else None for node in nodes]
+            self.data: Any = found[0] if alone else found
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             why = error.problem or error.context or "it cannot be read"
@@ -86,21 +95,19 @@ class _File:
             raise ScenarioError(0, "", "it is nested too deeply") from None
         except (yaml.YAMLError, ValueError) as error:
             raise ScenarioError(0, "", f"not valid YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(self.data, dict):
-            raise ScenarioError(1, "", "a scenario is a mapping with now, state and steps")
 
     def _walk(self, node: yaml.Node, path: Path, above: tuple[yaml.Node, ...]) -> None:
         self._lines.setdefault(path, node.start_mark.line + 1)
         if node in above:
-            raise ScenarioError(node.start_mark.line + 1, _field(path), "it contains itself")
+            raise ScenarioError(node.start_mark.line + 1, field_of(path), "it contains itself")
         if isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, value in node.value:
                 line = key.start_mark.line + 1
                 if not isinstance(key, yaml.ScalarNode):
-                    raise ScenarioError(line, _field(path), "a key must be a word")
+                    raise ScenarioError(line, field_of(path), "a key must be a word")
                 if key.value in seen:
-                    raise ScenarioError(line, _field((*path, key.value)), "it is there twice")
+                    raise ScenarioError(line, field_of((*path, key.value)), "it is there twice")
                 seen.add(key.value)
                 self._lines[(*path, key.value)] = line
                 self._walk(value, (*path, key.value), (*above, node))
@@ -116,7 +123,7 @@ class _File:
 
     def fault(self, path: Path, why: str) -> ScenarioError:
         """What is wrong there."""
-        return ScenarioError(self.line(path), _field(path), why)
+        return ScenarioError(self.line(path), field_of(path), why)
 
     def at(self, path: Path) -> Json:
         """The part."""
@@ -159,8 +166,24 @@ class _File:
         yield from ((key, index) for index in range(len(part)))
 
 
-def _known(file: _File, path: Path) -> Known:
-    """An object of the state. Of Kubernetes' own kinds only what placement reads is looked at."""
+def _documents(loader: _Loader) -> Iterator[yaml.Node]:
+    while loader.check_node():
+        node = loader.get_node()
+        assert node is not None
+        yield node
+
+
+def known(file: File, path: Path, *, strict: bool = True) -> Known:
+    """An object of the state. Of Kubernetes' own kinds only what placement reads is looked at.
+
+    Args:
+        file: what it is written in.
+        path: where it stands.
+        strict: whether our own kinds may have no keys but those of their types.
+
+    Raises:
+        ScenarioError: it is of no known kind, or has a value of a wrong type or shape.
+    """
     obj = file.at(path)
     if not isinstance(obj, dict):
         raise file.fault(path, f"expected a Kubernetes object, got {_type(obj)}")
@@ -171,20 +194,21 @@ def _known(file: _File, path: Path) -> Known:
     if kind not in KINDS:
         raise file.fault((*path, "kind"), f"unknown kind {kind}; known are {', '.join(KINDS)}")
     struct = KINDS[kind]
-    file.keys(path, optional=_OBJECT_KEYS)
-    if struct in _OURS:
+    if strict:
+        file.keys(path, optional=_OBJECT_KEYS)
+    if strict and struct in _OURS:
         _strict(file, path, struct)
-    known = file.typed(path, struct)
-    if not known.metadata.name:
+    found = file.typed(path, struct)
+    if not found.metadata.name:
         raise file.fault((*path, "metadata"), "name is missing")
     namespaced = kind not in _CLUSTER_SCOPED
-    if namespaced is not bool(known.metadata.namespace):
+    if namespaced is not bool(found.metadata.namespace):
         why = "namespace is missing" if namespaced else f"a {kind} has no namespace"
         raise file.fault((*path, "metadata"), why)
-    return known
+    return found
 
 
-def _strict(file: _File, path: Path, struct: type[Struct]) -> None:
+def _strict(file: File, path: Path, struct: type[Struct]) -> None:
     """Our own kinds have no keys but those of their types."""
     part = file.at(path)
     if not isinstance(part, dict):
@@ -213,7 +237,7 @@ def _struct_in(hint: object) -> type[Struct] | None:
     return next((found for argument in arguments if (found := _struct_in(argument)) is not None), None)
 
 
-def _step(file: _File, path: Path) -> Step:
+def _step(file: File, path: Path) -> Step:
     part = file.keys(path, optional=(*_STEPS, *_EXPECT, "why"))
     kinds = [key for key in _STEPS if key in part]
     if len(kinds) != 1:
@@ -227,10 +251,10 @@ def _step(file: _File, path: Path) -> Step:
         _expectations(file, path, expect)
     if kind == "holds":
         expect = {"holds": {node: file.typed((*where, node), int) for node in file.keys(where)}}
-    return Step(_ACTIONS[kind](file, where), file.line(path), _field(where), expect)
+    return Step(_ACTIONS[kind](file, where), file.line(path), field_of(where), expect)
 
 
-def _order(file: _File, path: Path) -> NewOrder:
+def _order(file: File, path: Path) -> NewOrder:
     part = file.keys(path, required=("namespace", "name", "className"), optional=("count", "set"))
     for key in ("namespace", "name", "className"):
         if not file.typed((*path, key), str):
@@ -244,16 +268,16 @@ def _order(file: _File, path: Path) -> NewOrder:
     return NewOrder(part["namespace"], part["name"], part["className"], count, set_name)
 
 
-def _delete(file: _File, path: Path) -> Delete:
+def _delete(file: File, path: Path) -> Delete:
     file.keys(path, required=("name",), optional=("kind", "namespace"))
     return Delete(_key(file, path, default="GPUClaim"))
 
 
-def _clock(file: _File, path: Path) -> Clock:
+def _clock(file: File, path: Path) -> Clock:
     return Clock(_moment(file, path))
 
 
-def _merge(file: _File, path: Path) -> Merge:
+def _merge(file: File, path: Path) -> Merge:
     part = file.keys(path, required=("kind", "name", "merge"), optional=("namespace",))
     if not isinstance(part["merge"], dict):
         raise file.fault((*path, "merge"), f"expected a mapping, got {_type(part['merge'])}")
@@ -266,11 +290,11 @@ def _merge(file: _File, path: Path) -> Merge:
     return Merge(key, part["merge"])
 
 
-def _holds(_file: _File, _path: Path) -> Holds:
+def _holds(_file: File, _path: Path) -> Holds:
     return Holds()
 
 
-_ACTIONS: Final[Mapping[str, Callable[[_File, Path], Action]]] = {
+_ACTIONS: Final[Mapping[str, Callable[[File, Path], Action]]] = {
     "order": _order,
     "delete": _delete,
     "now": _clock,
@@ -279,7 +303,7 @@ _ACTIONS: Final[Mapping[str, Callable[[_File, Path], Action]]] = {
 }
 
 
-def _key(file: _File, path: Path, default: str = "") -> Key:
+def _key(file: File, path: Path, default: str = "") -> Key:
     part = file.at(path)
     kind = file.typed((*path, "kind"), str) if "kind" in part else default
     if kind not in KINDS:
@@ -291,7 +315,7 @@ def _key(file: _File, path: Path, default: str = "") -> Key:
     return (kind, namespace, name)
 
 
-def _expectations(file: _File, path: Path, expect: Mapping[str, Any]) -> None:
+def _expectations(file: File, path: Path, expect: Mapping[str, Any]) -> None:
     if "verdict" in expect and expect["verdict"] not in ("admitted", "refused"):
         raise file.fault((*path, "verdict"), f"must be admitted or refused, is {expect['verdict']}")
     if "reason" in expect:
@@ -302,12 +326,13 @@ def _expectations(file: _File, path: Path, expect: Mapping[str, Any]) -> None:
         file.typed((*path, "moves"), list[str])
 
 
-def _moment(file: _File, path: Path) -> dt.datetime:
+def _moment(file: File, path: Path) -> dt.datetime:
     moment = file.typed(path, dt.datetime)
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
 
 
-def _field(path: Path) -> str:
+def field_of(path: Path) -> str:
+    """The field as people write it: steps[0].order.count."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return text.removeprefix(".")
 
