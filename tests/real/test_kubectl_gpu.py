@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,57 @@ async def test_a_hoster_plans_on_the_cluster_and_on_what_kubectl_prints(
         terminal.run, ["plan", "--cluster", "--kubeconfig", str(tenant.kubeconfig)], program=terminal.GPUCLAIM
     )
     assert (refused.code, "you may not do that" in " ".join(refused.text.split())) == (1, True)
+
+
+async def test_top_is_live_on_a_terminal(hoster: Person, tenant: Person, client: Client) -> None:
+    def watch(person: Person, *arguments: str, columns: int = 80, rows: int = 24) -> terminal.Session:
+        return terminal.Session(["top", *arguments, "--kubeconfig", str(person.kubeconfig)], columns=columns, rows=rows)
+
+    def row(page: list[str], name: str) -> list[str]:
+        return next((line.split() for line in page if line.startswith(f"{name} ")), [])
+
+    with watch(hoster) as seen:
+        page = await asyncio.to_thread(seen.until, lambda page: row(page, "gpu-2"), "the nodes")
+        assert row(page, "gpu-1")[1] == ".."
+        assert row(page, "h200")[1:3] == ["6", "6"]
+        assert all(len(line) <= 80 for line in page)
+        assert len(page) <= 24
+        assert (await tenant.says("order", "h200", "--name", "train", "--wait", "-n", "tenant-a")).code == 0
+        page = await asyncio.to_thread(seen.until, lambda page: row(page, "gpu-1")[1:2] == ["h."], "the hold")
+        assert row(page, "h200")[1:4] == ["6", "5", "1"]
+        assert "1 GPU held" in page[0]
+        # Who is not the hoster sees his own claims.
+        with watch(tenant, "-n", "tenant-a", columns=200) as small:
+            page = await asyncio.to_thread(small.until, lambda page: row(page, "train"), "the claim")
+            assert "1 claims in namespace tenant-a" in page[0]
+            small.type("\x03")
+            assert await asyncio.to_thread(small.ended) == 0
+        seen.resize(40, 8)
+        page = await asyncio.to_thread(
+            seen.until, lambda page: len(page) <= 8 and all(len(line) <= 40 for line in page), "a small page"
+        )
+        seen.type("q")
+        assert await asyncio.to_thread(seen.ended) == 0
+        # The terminal is as it was.
+        assert seen.raw.endswith("\x1b[?25h\x1b[?1049l")
+        assert seen.modes == seen.before
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with watch(hoster) as seen:
+            await asyncio.to_thread(seen.until, lambda page: row(page, "gpu-2"), "the nodes")
+            seen.process.send_signal(number)
+            assert await asyncio.to_thread(seen.ended) == 128 + number
+            assert seen.raw.endswith("\x1b[?25h\x1b[?1049l")
+            assert seen.modes == seen.before
+
+    # In a pipe it is one moment.
+    process = await asyncio.create_subprocess_exec(
+        *(terminal.KUBECTL_GPU, "top", "--kubeconfig", str(hoster.kubeconfig)), stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"\x1b" not in printed
+    assert row(printed.decode().splitlines(), "gpu-1")[1] == "h."
 
 
 class Examination:
