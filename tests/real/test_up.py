@@ -117,8 +117,9 @@ def test_the_tour_goes_as_told_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_what_it_prints_can_be_typed(running: Run) -> None:
-    commands = [line.strip() for line in running.printed.splitlines() if line.startswith("  kubectl ")]
-    assert len(commands) >= 5
+    commands = [line.strip() for line in running.printed.splitlines() if line.startswith(("  kubectl ", "  gpuclaim "))]
+    assert {"kubectl gpu classes", "kubectl gpu top", "kubectl gpu doctor -n tenant-a"} <= set(commands)
+    assert len(commands) >= 11
     environment = {**os.environ, "KUBECONFIG": str(running.directory / "kubeconfig")}
     environment["PATH"] = f"{running.directory / 'bin'}:{environment['PATH']}"
     for command in commands:

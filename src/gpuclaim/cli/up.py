@@ -181,19 +181,22 @@ def _say_what_stands(stands: Cloud) -> None:
 
 def _say_what_to_try(stands: Cloud) -> None:
     click.echo("\nIn another terminal:\n")
-    if shutil.which("kubectl") is None:
-        click.echo(f"  export PATH={cloud.shown(stands.kubectl.parent)}:$PATH  # there is no kubectl on PATH")
+    if missing := [name for name in ("kubectl", "kubectl-gpu") if shutil.which(name) is None]:
+        click.echo(f"  export PATH={cloud.shown(stands.programs)}:$PATH  # for {' and '.join(missing)}")
     click.echo(f"  export KUBECONFIG={cloud.shown(stands.control_plane.kubeconfig)}\n")
     order, too_many, vm = (cloud.shown(stands.examples / f"{name}.yaml") for name in ("order", "too-many", "vm"))
     for why, command in (
-        ("the catalogue", "kubectl get gpuclasses"),
+        ("the catalogue", "kubectl gpu classes"),
         ("an order: bound at once", f"kubectl create -n tenant-a -f {order}"),
-        ("what it holds, and where", "kubectl describe gpuclaim train -n tenant-a"),
+        ("what it holds, and where", "kubectl gpu claims -n tenant-a -o wide"),
         ("one that is refused, and why", f"kubectl create -n tenant-b -f {too_many}"),
         ("a VM on the node of its hold", f"kubectl create -n tenant-a -f {vm}"),
         ("its pod", "kubectl get pods -n tenant-a -o wide"),
         ("a GPU fails, as its driver sees it", f"kubectl annotate node gpu-1 {UNHEALTHY}=0000:18:00.0"),
-        ("what its agent says of it", "kubectl get gpunodes"),
+        ("every GPU, and what has become of it", "kubectl gpu nodes"),
+        ("the same, live", "kubectl gpu top"),
+        ("what is wrong with the installation", "kubectl gpu doctor -n tenant-a"),
+        ("what would move if a node were emptied", "gpuclaim plan --cluster --drain gpu-1 -o table"),
     ):
         click.echo(f"  # {why}\n  {command}")
     click.echo(f"\nLogs: {cloud.shown(stands.control_plane.directory / 'logs')}")

@@ -49,6 +49,7 @@ _CONTROLLERS: Final = (
     "taint-eviction-controller",
 )
 _GUARD_SECONDS: Final = 0.5
+_PROGRAMS: Final = ("gpuclaim", "kubectl-gpu", "kubectl_complete-gpu")
 _SETTLE_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.05
 _SOCKET_ROOM: Final = 60  # of the 107 bytes of a socket's path, what a node's name and file take
@@ -170,9 +171,14 @@ class Cloud:
         return self.control_plane.directory / "examples"
 
     @property
+    def programs(self) -> Path:
+        """A folder for PATH: kubectl of the cluster's version, and the programs of gpuclaim, as links."""
+        return self.control_plane.directory / "bin"
+
+    @property
     def kubectl(self) -> Path:
-        """A kubectl of the cluster's version, as a link of that name."""
-        return self.control_plane.directory / "bin" / "kubectl"
+        """That kubectl."""
+        return self.programs / "kubectl"
 
     async def start(self, group: asyncio.TaskGroup, opened: contextlib.AsyncExitStack) -> None:
         """Start everything; what goes on runs in `group`, what must be closed is pushed on `opened`.
@@ -187,7 +193,7 @@ class Cloud:
         self._tasks.append(group.create_task(self._guard()))
         self._client = await opened.enter_async_context(Client(config.load(self.control_plane.kubeconfig)))
         self._version = str(self.control_plane.rest.get("/version")["gitVersion"])
-        self._link_kubectl()
+        self._link_programs()
         shutil.copytree(examples_dir(), self.examples)
         async with asyncio.TaskGroup() as parts:
             served = parts.create_task(self._serve_kinds())
@@ -302,10 +308,14 @@ class Cloud:
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
-    def _link_kubectl(self) -> None:
-        self.kubectl.parent.mkdir(exist_ok=True)
+    def _link_programs(self) -> None:
+        self.programs.mkdir(exist_ok=True)
         # The program goes by the name that it is called by.
         self.kubectl.symlink_to(self.control_plane.kubectl()[0])
+        for name in _PROGRAMS:
+            installed = Path(sys.executable).with_name(name)
+            if installed.exists():
+                (self.programs / name).symlink_to(installed)
 
     @contextlib.asynccontextmanager
     async def _stage(self, name: str) -> AsyncIterator[None]:
