@@ -164,6 +164,11 @@ async def test_what_may_not_be_is_not_there_or_is_no_more_gets_a_sentence(tenant
     assert seen.code == 1
     assert "closed to new orders" in " ".join(seen.text.split())
 
+    seen = await tenant.says("order", "nope", "-n", "tenant-a")
+    assert seen.code == 1
+    assert "There is no GPU class 'nope'" in " ".join(seen.text.split())
+    assert "`kubectl gpu classes` shows what there is" in " ".join(seen.text.split())
+
     expired = yaml.safe_load(tenant.kubeconfig.read_text())
     expired["users"][0]["user"] = {"token": "expired"}
     file = tmp_path / "expired"
@@ -174,11 +179,25 @@ async def test_what_may_not_be_is_not_there_or_is_no_more_gets_a_sentence(tenant
 
 
 @pytest.mark.parametrize("columns", [20, 80, 200])
-async def test_no_line_is_wider_than_the_terminal_and_nothing_hostile_reaches_it(hoster: Person, columns: int) -> None:
-    seen = await hoster.says("classes", "-o", "wide", columns=columns)
-    assert seen.code == 0
-    assert all(len(line) <= columns for line in seen.lines)
-    assert "h200" in seen.text
+async def test_no_line_is_wider_than_the_terminal_and_nothing_hostile_reaches_it(
+    hoster: Person, tenant: Person, client: Client, columns: int
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus", "namespace": "tenant-a"}}
+    await client.apply(quota | {"spec": {"hard": {names.budget_key("h200"): "4"}}})
+    ordered = await tenant.says("order", "h200", "--name", "a-name-that-is-as-long-as-names-are", "-n", "tenant-a")
+    assert ordered.code == 0, ordered.text
+    for command in (
+        ("classes", "-o", "wide"),
+        ("claims", "-A", "-o", "wide"),
+        ("budget", "-n", "tenant-a"),
+        ("nodes",),
+        ("doctor", "-n", "tenant-a"),
+        ("usage", "-o", "table"),
+    ):
+        seen = await hoster.says(*command, columns=columns)
+        assert seen.code == 0, seen.text
+        assert [line for line in seen.lines if len(line) > columns] == []
+        assert ("gpu" if command[0] in {"nodes", "budget"} else "h200" if command[0] != "doctor" else "ok") in seen.text
     for form in ("wide", "json", "yaml"):
         seen = await hoster.says("classes", "-o", form, columns=columns)
         assert "\x1b" not in seen.text

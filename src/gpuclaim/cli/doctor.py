@@ -73,8 +73,8 @@ def _page(facts: Facts, unread: list[str]) -> Iterator[str]:
         )
 
     for well, title, found in view.lines(facts):
-        mark = desk.paint("ok   " if well else "WRONG", "green" if well else "red")
-        yield f"{mark} {title}"
+        mark = "ok   " if well else "WRONG"
+        yield desk.paint(mark, "green" if well else "red") + folded(" " * 6, title)[len(mark) :]
         for each in found:
             yield folded("  - ", each.what)
             yield folded("    mend: ", each.mend)

@@ -19,7 +19,7 @@ from typing import Final
 import click
 
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.cli import options
+from gpuclaim.cli import desk, options
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.ledger import focus, prices, report
@@ -153,7 +153,7 @@ def usage(
     priced = _prices(price_file) if price_file is not None else None
     source = _read(ledger_url, lambda: config.load(kubeconfig, context), period, namespaces, now)
     for note in source.notes:
-        click.echo(note, err=True)
+        desk.note(note)
     try:
         if output == "focus" and priced is not None:
             rows = focus.rows(source.records, period, priced, zone=zone, provider=provider)
@@ -164,7 +164,7 @@ def usage(
         raise click.ClickException(f"{price_file}: {error}") from None
     match output or ("table" if sys.stdout.isatty() else "json"):
         case "table":
-            click.echo(_table(lines, by, priced))
+            desk.show_table(*_table(lines, by, priced))
         case "csv":
             head = [*by, "held_gpu_seconds", "attached_gpu_seconds", *(["cost", "currency"] if priced else [])]
             click.echo(_csv(head, [_cells(line, priced) for line in lines]), nl=False)
@@ -273,21 +273,15 @@ def _document(
     }
 
 
-def _table(lines: Sequence[Line], by: Sequence[By], priced: Prices | None) -> str:
+def _table(lines: Sequence[Line], by: Sequence[By], priced: Prices | None) -> tuple[list[str], list[list[str]]]:
+    """The header, and a row a line, with their sum below them."""
     money = [f"COST {priced.currency}"] if priced is not None else []
-    rows = [[*(dimension.upper() for dimension in by), "HELD GPU-H", "ATTACHED GPU-H", *money]]
-    rows += [[*line.group, *_amounts(line.held, line.attached, line.cost)] for line in lines]
+    header = [*(dimension.upper() for dimension in by), "HELD GPU-H", "ATTACHED GPU-H", *money]
+    rows = [[*line.group, *_amounts(line.held, line.attached, line.cost)] for line in lines]
     cost = sum((line.cost for line in lines if line.cost is not None), Decimal(0)) if priced is not None else None
     total = _amounts(sum(line.held for line in lines), sum(line.attached for line in lines), cost)
     rows.append([*("TOTAL" if index == 0 else "" for index in range(len(by))), *total])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if index < len(by) else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return header, rows
 
 
 def _amounts(held: int, attached: int, cost: Decimal | None) -> list[str]:

@@ -130,8 +130,15 @@ def from_file(path: Path, context: str | None = None) -> Config:
         cluster = _named(loaded, "clusters", chosen["cluster"])["cluster"]
         user = _named(loaded, "users", chosen["user"])["user"] or {}
         server = str(cluster["server"]).rstrip("/")
-    except (KeyError, TypeError) as error:
+        texts: list[object] = [chosen.get("namespace"), user.get("token"), user.get("tokenFile")]
+    except KeyError as error:
         raise ConfigError(f"the kubeconfig {path} has no usable context {wanted!r}: {error} is missing") from None
+    except (TypeError, AttributeError):
+        texts = [0]
+    if not all(isinstance(each, str | None) for each in texts):
+        raise ConfigError(f"{path} is no kubeconfig: a part of context {wanted!r} has another shape")
+    if not server.startswith(("https://", "http://")):
+        raise ConfigError(f"the kubeconfig {path}: the server {server!r} must begin with https://")
     return Config(
         server=server,
         tls=_tls(path, cluster, user) if server.startswith("https:") else None,
@@ -147,10 +154,13 @@ def _read(path: Path) -> dict[str, Any]:
         loaded = yaml.load(path.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     except OSError as error:
         raise ConfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the kubeconfig {path} is no YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" (line {error.problem_mark.line + 1}: {error.problem})" if error.problem_mark is not None else ""
+        raise ConfigError(f"the kubeconfig {path} is no YAML{line}") from None
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError(f"the kubeconfig {path} is no YAML") from None
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{path} is no kubeconfig")
+        raise ConfigError(f"{path} is no kubeconfig: name one with --kubeconfig or $KUBECONFIG")
     return loaded
 
 

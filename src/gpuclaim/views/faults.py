@@ -22,6 +22,8 @@ def sentence(status: Outcome) -> str:
     said = safe(_WEBHOOK.sub("", status.message))
     details = status.details
     kind = details.kind if details is not None else ""
+    if refusal(status) in {Refusal.UNKNOWN_CLASS, Refusal.CLASS_CLOSED}:
+        return f"{said} `kubectl gpu classes` shows what there is"
     if refusal(status) is not None:
         return said
     if status.code == 401:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -115,3 +116,42 @@ def test_a_broken_kubeconfig_completes_nothing(content: str, tmp_path: Path) -> 
     (tmp_path / "config").write_text(content)
     assert config.contexts(tmp_path / "config") == []
     assert config.contexts(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a: [\n b", r"is no YAML \(line 3: did not find expected ',' or '\]'\)"),
+        (b"\x00\xff", "is no YAML"),
+        (b"- 7", "is no kubeconfig: name one with --kubeconfig"),
+        (b"", "is no kubeconfig: name one"),
+        (b"contexts: [x]", "has another shape"),
+        (b"contexts: [{name: here, context: {cluster: c, user: u}}]", "'c' in clusters"),
+        (
+            b"KNOWN\nclusters: [{name: c, cluster: {server: nonsense}}]\nusers: [{name: u, user: {}}]",
+            "begin with https://",
+        ),
+        (
+            b"KNOWN\nclusters: [{name: c, cluster: {server: 'https://h'}}]\nusers: [{name: u, user: [1]}]",
+            "another shape",
+        ),
+        (
+            b"KNOWN\nclusters: [{name: c, cluster: {server: 'https://h'}}]\nusers: [{name: u, user: {token: 1}}]",
+            "shape",
+        ),
+    ],
+)
+def test_a_kubeconfig_that_cannot_be_used_gets_a_sentence(content: bytes, said: str, tmp_path: Path) -> None:
+    known = b"current-context: here\ncontexts: [{name: here, context: {cluster: c, user: u}}]"
+    content = content.replace(b"KNOWN", known)
+    (tmp_path / "config").write_bytes(content)
+    given = [
+        "claims",
+        "--kubeconfig",
+        str(tmp_path / "config"),
+        *(["--context", "here"] if known not in content else []),
+    ]
+    result = CliRunner().invoke(main.kubectl_gpu, given)
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
+    assert re.search(said, result.output)
+    assert len(result.output.splitlines()) == 1
