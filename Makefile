@@ -1,7 +1,7 @@
 # The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check soak bench lint fmt lock crds proto docs clean
+.PHONY: help up test check soak bench lint fmt lock sbom crds proto docs clean
 
 CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
@@ -44,9 +44,14 @@ lock: $(UV) ## resolve the dependencies anew into requirements/ (add ARGS=--upgr
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) pyproject.toml -o requirements/runtime.txt
 	@$(UV) pip compile --quiet --universal --generate-hashes --no-header $(ARGS) -c requirements/runtime.txt --group dev pyproject.toml -o requirements/dev.txt
 
-crds: $(READY) ## write the CRDs and the guard into the chart, after a change of either
+sbom: $(READY) ## write the image's bill of materials, sbom.cdx.json (CycloneDX), from the locked requirements
+	@# It warns that a list of requirements says nothing of who needs whom.
+	@PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible --spec-version 1.6 \
+	  --output-file $(or $(SBOM),sbom.cdx.json) requirements/runtime.txt
+
+crds: $(READY) ## write the CRDs, the guard and the dashboard into the chart, after a change of any
 	@$(VENV)/bin/gpuclaim crds --into chart/gpuclaim/templates/crds
-	@$(VENV)/bin/python chart/generate.py
+	@$(VENV)/bin/python chart/generate.py && $(VENV)/bin/python chart/dashboard.py
 
 proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
 	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto

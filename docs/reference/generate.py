@@ -1,15 +1,24 @@
-"""Writes api.md from the CRDs and command-line.md from the commands: `make docs`. A test says when they are old."""
+"""Writes api.md from the CRDs, command-line.md from the commands, metrics.md from the metrics: `make docs`.
+
+A test says when they are old.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
-from gpuclaim.api import crd
+from gpuclaim.admission import judgement
+from gpuclaim.agent.pulse import Pulse
+from gpuclaim.api import crd, reasons
 from gpuclaim.cli.main import COMMANDS, main
+from gpuclaim.controller import gauges, telemetry
+from gpuclaim.placement import refusals
 
 HEAD = """# The API
 
@@ -22,8 +31,17 @@ COMMANDS_HEAD = """# The command line
 One program, `gpuclaim`. Made from the commands by `make docs`; `gpuclaim COMMAND --help` says the same.
 `gpuclaim --version` prints the version.
 """
+METRICS_HEAD = """# Metrics
+
+Made from the code by `make docs`. The controller serves them with `--metrics-listen` (in the chart always, on port
+9478), the agent with `--listen`. What the cloud has is told by the leader alone, so that a sum over the replicas is
+right; in the seconds between two leaders nobody tells it. A class that shares its resource with another counts the
+same GPUs: do not add them up. Labels have few values, however many tenants there are; what is not of a label's
+vocabulary counts as `Other`. Tenants' names are in the metrics with `--metrics-tenants` only
+(`controller.metrics.tenants`). [What to do about an alert](../how-to/alerts.md).
+"""
 HERE = Path(__file__).parent
-API, COMMAND_LINE = HERE / "api.md", HERE / "command-line.md"
+API, COMMAND_LINE, METRICS = HERE / "api.md", HERE / "command-line.md", HERE / "metrics.md"
 
 
 def page() -> str:
@@ -114,6 +132,49 @@ def _command(name: str, command: click.Command) -> Iterator[str]:
     yield ""
 
 
+def metrics() -> str:
+    """The page of the controller's and the agent's metrics."""
+    exposed = {family.name: family for family in telemetry.Telemetry().registry.collect()}
+    lines = [METRICS_HEAD, "## The cloud: from the leader alone\n", *_rows(gauges.GAUGES, exposed)]
+    lines += ["\n## The replica: from each\n", *_rows((*telemetry.REPLICA_GAUGES, *telemetry.COUNTED), exposed)]
+    lines += [
+        "\nThe library's own are there too: `process_*` (memory, CPU, open files), `python_info` and `python_gc_*`.",
+        "\n## Label values\n",
+        "| label | values |",
+        "| --- | --- |",
+        *(f"| {label} | {', '.join(f'`{each}`' for each in values)} |" for label, values in _LABELS.items()),
+        "\n## The agent\n",
+        *_rows(_of_agent(), {f.name: f for f in text_string_to_metric_families(Pulse(beat=0).metrics())}),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_LABELS = {
+    "`gpuclaim_nodes` state": tuple(gauges.STATES),
+    "`gpuclaim_budgets` state": gauges.BUDGET_STATES,
+    "verdict": tuple(judgement.Ruling),
+    "reason of `gpuclaim_claim_events_total`": tuple(reasons.EventReason),
+    "reason of `gpuclaim_orders_total`": ("", *reasons.Refusal, *reasons.MachineRefusal, "ServiceUnavailable"),
+    "reason of `gpuclaim_pods_total`": ("", *reasons.PodRefusal, "ServiceUnavailable"),
+    "reason of `gpuclaim_refusals`": ("OutOfResource", *sorted(refusals.REASONS)),
+}
+
+
+def _of_agent() -> Iterator[gauges.Family]:
+    for family in text_string_to_metric_families(Pulse(beat=0).metrics()):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        yield gauges.Family(name, family.documentation, tuple(family.samples[0].labels))
+
+
+def _rows(families: Iterable[gauges.Family], exposed: Mapping[str, Metric]) -> Iterator[str]:
+    yield "| metric | type | labels | what it says |"
+    yield "| --- | --- | --- | --- |"
+    for each in families:
+        known = exposed.get(each.name.removesuffix("_total"))
+        kind = known.type if known is not None else "gauge"
+        yield f"| `{each.name}` | {kind} | {', '.join(each.labels)} | {_cell(each.text)} |"
+
+
 def _names(option: click.Option, context: click.Context) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {_cell(_metavar(option, context))}"
@@ -140,3 +201,4 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     API.write_text(page())
     COMMAND_LINE.write_text(command_line())
+    METRICS.write_text(metrics())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gpuclaim.admission import guard
 from gpuclaim.cli.agent import agent
@@ -15,7 +16,7 @@ from gpuclaim.cli.controller import controller
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, Content
 from gpuclaim.local.controlplane import ControlPlane
-from support import cloud
+from support import cloud, foreign, prometheus
 from support.chart import CHART, NAMESPACE, Helm, HelmError
 
 EVERYTHING = {
@@ -35,6 +36,9 @@ EVERYTHING = {
         "showCounts": True,
         "ancestorLabelPrefix": "tenants.example/",
         "port": 8443,
+        "metrics": {"port": 8444, "tenants": True},
+        "ledger": {"existingSecret": "ledger", "key": "dsn"},
+        "certificate": {"certManager": {"enabled": True, "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}},
         "log": {"level": "warning", "format": "text"},
         "env": [{"name": "A", "value": "b"}],
         "resources": {"limits": {"memory": "4Gi"}},
@@ -44,6 +48,11 @@ EVERYTHING = {
         "priorityClassName": "",
         "podLabels": {"a": "b"},
         "podAnnotations": {"c": "d"},
+    },
+    "monitoring": {
+        "serviceMonitor": {"enabled": True, "interval": "1m", "labels": {"release": "prometheus"}},
+        "rules": {"enabled": True, "labels": {"release": "prometheus"}},
+        "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "yes"}},
     },
     "roles": {"catalogueFor": ["tenants"]},
     "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
@@ -118,6 +127,7 @@ async def test_the_apiserver_takes_every_object(
     objects = helm.objects(*(["--values", str(everything)] if values == "everything" else []))
     async with Client(config.load(either.kubeconfig)) as client:
         await cloud.add_namespace(client, NAMESPACE)
+        await foreign.install(client)
         for obj in objects:
             resource = await client.discover(obj["apiVersion"], obj["kind"])
             path = resource.path(obj["metadata"].get("namespace", ""), obj["metadata"]["name"])
@@ -199,14 +209,22 @@ def test_every_value_of_the_controller_has_its_effect(helm: Helm, everything: Pa
         "--ancestor-label-prefix=tenants.example/",
         "--exempt-namespace=a",
         "--exempt-namespace=gpu-operator",
+        "--webhook-certificate=/etc/gpuclaim/webhook",
+        "--metrics-listen=:8444",
+        "--metrics-tenants",
         "--log-level=warning",
         "--log-format=text",
     ]
-    assert [each["name"] for each in container["env"]] == ["POD_IP", "TMPDIR", "A"]
+    assert [each["name"] for each in container["env"]] == ["POD_IP", "TMPDIR", "GPUCLAIM_LEDGER", "A"]
+    assert container["env"][2]["valueFrom"] == {"secretKeyRef": {"name": "ledger", "key": "dsn"}}
     (port,) = the(objects, "Service", "controller")["spec"]["ports"]
     assert port["targetPort"] == 8443
     assert the(objects, "NetworkPolicy", "controller")["spec"]["ingress"] == [
-        {"ports": [{"port": 8443, "protocol": "TCP"}]}
+        {"ports": [{"port": 8443, "protocol": "TCP"}]},
+        {
+            "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+            "ports": [{"port": 8444, "protocol": "TCP"}],
+        },
     ]
     assert the(objects, "NetworkPolicy")["spec"]["ingress"] == [
         {
@@ -292,6 +310,12 @@ def test_the_agent_has_no_more_than_it_needs(helm: Helm) -> None:
         ("controller.exemptNamespaces[0]=a", "exemptNamespaces"),
         ("controller.env[0].name=POD_IP", "env"),
         ("controller.port=443", "port"),
+        ("controller.metrics.port=80", "port"),
+        ("controller.ledger.url=postgresql://me@db/x", "url"),
+        ("controller.ledger.sqlite.size=much", "size"),
+        ("controller.certificate.certManager.duration=90d", "duration"),
+        ("monitoring.serviceMonitor.interval=often", "interval"),
+        ("monitoring.rules.enable=true", "enable"),
         ("roles.catalogueFor=everybody", "catalogueFor"),
         ("networkPolicy.enable=true", "enable"),
         ("agent.port=80", "port"),
@@ -311,6 +335,88 @@ def test_a_wrong_value_is_refused(helm: Helm, value: str, named: str) -> None:
     with pytest.raises(HelmError, match="values don't meet the specifications of the schema") as failure:
         helm.objects("--set", value)
     assert named in str(failure.value)
+
+
+def test_monitoring_finds_every_pod_and_has_the_rules(helm: Helm, everything: Path) -> None:
+    assert {each["kind"] for each in helm.objects()}.isdisjoint({"ServiceMonitor", "PrometheusRule", "ConfigMap"})
+    objects = helm.objects("--values", str(everything))
+    for component, port in (("controller", 8444), ("agent", 8080)):
+        service = the(objects, "Service", f"{component}-metrics")
+        monitor = the(objects, "ServiceMonitor", f"{component}-metrics")
+        (endpoint,) = monitor["spec"]["endpoints"]
+        assert endpoint == {"port": "metrics", "path": "/metrics", "interval": "1m"}
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+        assert service["spec"]["ports"] == [{"name": "metrics", "port": port, "protocol": "TCP"}]
+        pods = the(objects, {"controller": "Deployment", "agent": "DaemonSet"}[component], component)
+        labels = pods["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= labels.items()
+    (rule,) = (each for each in objects if each["kind"] == "PrometheusRule")
+    # Helm takes nothing in it for its own.
+    assert rule["spec"] == yaml.safe_load(prometheus.ALERTS.read_text())
+    (dashboard,) = (each for each in objects if each["kind"] == "ConfigMap")
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "yes"
+    assert json.loads(dashboard["data"]["gpuclaim.json"]) == json.loads(prometheus.DASHBOARD.read_text())
+
+
+def test_a_ledger_in_a_file_has_one_writer(helm: Helm) -> None:
+    sqlite = ("--set", "controller.ledger.sqlite.enabled=true")
+    for wrong in (("controller.replicas=2",), ("controller.replicas=1", "controller.ledger.existingSecret=db")):
+        with pytest.raises(HelmError, match="a file that one replica writes"):
+            helm.objects(*sqlite, *(word for each in wrong for word in ("--set", each)))
+    objects = helm.objects(*sqlite, "--set", "controller.replicas=1")
+    deployment = the(objects, "Deployment", "controller")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (url,) = (each["value"] for each in container["env"] if each["name"] == "GPUCLAIM_LEDGER")
+    (mount,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "ledger")
+    assert url == f"sqlite:///{mount}/ledger.db"
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "ledger")
+    claim = the(objects, "PersistentVolumeClaim", "controller")
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    objects = helm.objects(
+        *sqlite, "--set", "controller.replicas=1", "--set", "controller.ledger.sqlite.existingClaim=mine"
+    )
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in objects}
+
+
+def test_a_certificate_of_others_is_for_the_service_and_mounted_where_it_is_read(helm: Helm, everything: Path) -> None:
+    objects = helm.objects("--values", str(everything))
+    certificate = the(objects, "Certificate", "controller")
+    service = the(objects, "Service", "controller")["metadata"]["name"]
+    assert f"{service}.{NAMESPACE}.svc" in certificate["spec"]["dnsNames"]
+    assert certificate["spec"]["issuerRef"] == {"name": "ca", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    assert _certificate(objects) == ("/etc/gpuclaim/webhook", certificate["spec"]["secretName"])
+    objects = helm.objects("--set", "controller.certificate.existingSecret=mine")
+    assert _certificate(objects) == ("/etc/gpuclaim/webhook", "mine")
+    with pytest.raises(HelmError, match="must name the issuer"):
+        helm.objects("--set", "controller.certificate.certManager.enabled=true")
+
+
+def _certificate(objects: list[dict[str, Any]]) -> tuple[str, str]:
+    """(where it is mounted, the Secret); the argument names the folder."""
+    pod = the(objects, "Deployment", "controller")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (mount,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "certificate")
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "certificate")
+    assert f"--webhook-certificate={mount}" in container["args"]
+    return mount, volume["secret"]["secretName"]
+
+
+@pytest.mark.parametrize(
+    ("profile", "prefix", "exempt"),
+    [("cozystack", "tenant.cozystack.io/", ["--exempt-namespace=cozy-gpu-operator"]), ("kubernetes", "", [])],
+)
+def test_the_profiles(helm: Helm, profile: str, prefix: str, exempt: list[str]) -> None:
+    values = CHART / f"values-{profile}.yaml"
+    helm.run("lint", "--strict", CHART, "--values", values)
+    (container,) = the(helm.objects("--values", str(values)), "Deployment", "controller")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    assert f"--ancestor-label-prefix={prefix}" in container["args"]
+    assert [each for each in container["args"] if each.startswith("--exempt")] == exempt
 
 
 def test_an_old_kubernetes_is_refused(helm: Helm) -> None:

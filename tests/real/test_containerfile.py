@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpuclaim import __version__
+from support import sbom
 from support.containerfile import FILE, stages
 
 MOVED = re.compile(r"(?<![\w./])/(?=(opt|src|tmp)\b)")
@@ -73,6 +74,8 @@ def test_it_has_no_tools_and_all_bytecode(image: Path) -> None:
     packages = next((image / "opt/gpuclaim/lib").glob("python3*/site-packages"))
     installed = {each.name.partition("-")[0].lower() for each in packages.glob("*.dist-info")}
     assert {"gpuclaim", "aiohttp"} <= installed
+    # Nothing is in it that the bill of materials does not name.
+    assert installed <= {name.replace("-", "_") for name in sbom.locked()} | {"gpuclaim"}
     assert not installed & {"pip", "setuptools", "wheel", "hatchling", "pytest", "mypy", "ruff", "grpcio_tools"}
     sources = list(packages.rglob("*.py"))
     cached = {each.name.partition(".")[0] for each in packages.rglob("*.pyc")}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import os
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.process import free_ports
 from support import accounts, cloud
 from support.chart import CHART, NAMESPACE, Helm
+from support.metrics import samples
 from support.wait import until_awaited
 
 NAME = "gpuclaim-controller"
@@ -51,6 +54,7 @@ class Replica:
 
     process: asyncio.subprocess.Process
     port: int
+    metrics_port: int
     log: Path
 
     async def leads(self) -> None:
@@ -74,6 +78,18 @@ class Replica:
         async with aiohttp.ClientSession() as session, session.get(url, ssl=trusting) as answer:
             return answer.status, await answer.text()
 
+    async def metrics(self) -> dict[str, float]:
+        """Its series as `name{label="value"}` → number, labels sorted."""
+        url = f"http://127.0.0.1:{self.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 200
+            return samples(await answer.text())
+
+    def decisions(self) -> list[dict[str, Any]]:
+        """The audit trail: of its log in JSON the lines that tell of decisions."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [line for line in lines if line["logger"] == "gpuclaim.audit"]
+
 
 @dataclasses.dataclass
 class Deployment:
@@ -88,8 +104,11 @@ class Deployment:
     @contextlib.asynccontextmanager
     async def replica(self, identity: str) -> AsyncIterator[Replica]:
         """A replica with the Deployment's arguments, ServiceAccount and environment; only its port is its own."""
-        (port,) = free_ports(1)
-        arguments = [f"--listen=:{port}" if each.startswith("--listen=") else each for each in self.arguments]
+        port, metrics = free_ports(2)
+        own = {"--listen": port, "--metrics-listen": metrics}
+        arguments = [
+            f"{name}=:{own[name]}" if (name := each.partition("=")[0]) in own else each for each in self.arguments
+        ]
         token = await accounts.token(self.admin, NAMESPACE, NAME)
         kubeconfig = accounts.kubeconfig(self.cluster, self.folder / f"{identity}.kubeconfig", {"token": token})
         log = self.folder / f"{identity}.log"
@@ -101,7 +120,7 @@ class Deployment:
                 stderr=sink,
             )
         try:
-            yield Replica(process, port, log)
+            yield Replica(process, port, metrics, log)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -173,6 +192,10 @@ async def test_the_service_leads_to_the_leader(deployment: Deployment) -> None:
         await until_awaited(lambda: _answers(second, "/readyz", 200), "the follower has read everything")
         assert (await first.page("/readyz"))[0] == 200
         assert (await first.page("/healthz"))[0] == 200
+        follower = await second.metrics()
+        assert (follower["gpuclaim_leader"], follower["gpuclaim_ready"]) == (0, 0)
+        # Only the leader tells of the cloud: a sum over both is right.
+        assert 'gpuclaim_class_held_gpus{class="h200"}' not in follower
 
         await first.kill()
         await second.leads()
@@ -182,12 +205,40 @@ async def test_the_service_leads_to_the_leader(deployment: Deployment) -> None:
         with pytest.raises(ApiError, match="h200") as refused:
             await admin.create(cloud.claim("too-much"))
         assert refused.value.reason == "InsufficientCapacity"
+        await _tells_what_it_did(second)
         for name in ("before", "after"):
             await admin.delete(GPUClaim, name, "tenant-a")
             await cloud.until_gone(admin, GPUClaim, name, "tenant-a")
         # It never asked for more than it has.
         for replica in (first, second):
             assert "orbidden" not in replica.log.read_text()
+
+
+async def _tells_what_it_did(leader: Replica) -> None:
+    """The audit trail and the metrics of a leader that took 7 GPUs beside 1 and refused one more."""
+    taken, refused = leader.decisions()[-2:]
+    assert (taken["name"], taken["verdict"], taken["node"], taken["count"]) == ("after", "admitted", "node-a", 7)
+    assert (refused["name"], refused["verdict"], refused["reason"]) == ("too-much", "refused", "InsufficientCapacity")
+    assert refused["user"] == "gpuclaim-admin"
+    assert "cannot be ordered" in refused["why"]
+    assert refused["microseconds"] >= refused["decidingMicroseconds"] > 0
+    found = await leader.metrics()
+    wanted = {
+        'gpuclaim_class_capacity_gpus{class="h200"}': 8,
+        'gpuclaim_class_held_gpus{class="h200"}': 8,
+        'gpuclaim_class_attached_gpus{class="h200"}': 0,
+        'gpuclaim_class_free_gpus{class="h200"}': 0,
+        'gpuclaim_class_largest_order_gpus{class="h200"}': 0,
+        'gpuclaim_nodes{state="Eligible"}': 1,
+        'gpuclaim_orders_total{dry_run="false",reason="",verdict="admitted"}': 1,
+        'gpuclaim_orders_total{dry_run="false",reason="InsufficientCapacity",verdict="refused"}': 1,
+        "gpuclaim_leader": 1,
+        "gpuclaim_ready": 1,
+        'gpuclaim_watch_broken_seconds{kind="Pod"}': 0,
+    }
+    assert {name: found.get(name) for name in wanted} == wanted
+    assert found['gpuclaim_webhook_seconds_count{webhook="orders"}'] >= 2
+    assert found["gpuclaim_webhook_certificate_expiry_timestamp_seconds"] > time.time()
 
 
 async def _led_by(one: Replica, two: Replica) -> tuple[Replica, Replica]:

@@ -178,9 +178,9 @@ async def all_of(work: Iterable[Awaitable[T]]) -> list[T | BaseException]:
     return await asyncio.gather(*work, return_exceptions=True)
 
 
-async def install_crds(client: Client) -> None:
-    """gpuclaim's CRDs, served."""
-    for definition in crd.definitions():
+async def install_crds(client: Client, definitions: Iterable[dict[str, Any]] | None = None) -> None:
+    """CRDs, gpuclaim's by default, served."""
+    for definition in crd.definitions() if definitions is None else definitions:
         await client.apply(definition)
         name = definition["metadata"]["name"]
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -96,6 +96,7 @@ def test_the_generated_pages_are_those_of_the_types_and_the_commands() -> None:
     old = "run `make docs` and commit what it writes"
     assert generate.API.read_text() == generate.page(), old
     assert generate.COMMAND_LINE.read_text() == generate.command_line(), old
+    assert generate.METRICS.read_text() == generate.metrics(), old
 
 
 @pytest.mark.parametrize("page", ["api.md", "command-line.md"])

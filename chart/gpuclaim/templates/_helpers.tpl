@@ -41,3 +41,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- define "gpuclaim.controller.name" -}}
 {{ include "gpuclaim.fullname" . }}-controller
 {{- end -}}
+
+{{/* The Secret with the webhook's certificate; empty where the controller makes its own. */}}
+{{- define "gpuclaim.controller.certificateSecret" -}}
+{{- with .Values.controller.certificate -}}
+{{- if .existingSecret -}}
+{{- .existingSecret -}}
+{{- else if .certManager.enabled -}}
+{{- include "gpuclaim.controller.name" $ }}-webhook
+{{- end -}}
+{{- end -}}
+{{- end -}}

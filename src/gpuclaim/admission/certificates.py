@@ -203,6 +203,11 @@ class Certificates:
         self.context = self._shown.context()
         self.bundle = self._shown.authority
 
+    @property
+    def ends(self) -> dt.datetime:
+        """Until when what is shown is good."""
+        return self._ends
+
     def obstacle(self) -> str | None:
         """Why no caller can trust what is shown, as a sentence; None while they can."""
         if dt.datetime.now(dt.UTC) < self._ends:

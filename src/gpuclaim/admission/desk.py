@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
-import logging
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
 from gpuclaim.admission import machines, pin, review
+from gpuclaim.admission.hearing import UNAVAILABLE_CODE, Hearing
+from gpuclaim.admission.judgement import Judgement, Ruling, Subject
 from gpuclaim.api import core, model, names
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.placement import messages
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
-from gpuclaim.placement.pods import Pin, PodRefused, decide_pod
+from gpuclaim.placement.pods import PodRefused, decide_pod
 from gpuclaim.placement.verdict import decide
-
-audit = logging.getLogger("gpuclaim.audit")
 
 RESERVED_FOR: Final = dt.timedelta(seconds=30)
 """How long an admitted order counts before it is stored; the apiserver's requests end long before."""
@@ -53,6 +50,7 @@ class Desk:
             that takes too long.
         being_refused: whether a set (namespace, name) had a pod turned away, and its claims do not all say so yet.
         machine_order: what a stored VirtualMachine (namespace, name) orders, under the VM's UID.
+        judged: hears of every decision once it is answered.
     """
 
     books: Books
@@ -62,6 +60,7 @@ class Desk:
     being_refused: Callable[[str, str], bool]
     settled: Callable[[str, str], Awaitable[bool]]
     machine_order: Callable[[str, str], Order | None]
+    judged: Callable[[Judgement], None] = lambda _judgement: None
 
     async def hold(self, request: review.Request) -> review.Response:
         """Gives a new GPUClaim the finalizer: it holds until its pod has ended, whatever deletes it (R10a)."""
@@ -71,54 +70,78 @@ class Desk:
 
     async def order(self, request: review.Request) -> review.Response:
         """The answer to the creation of a GPUClaim (R40, R42)."""
-        started = time.perf_counter()
-        if obstacle := self.obstacle():
-            return _unavailable(obstacle)
+        return await self._heard(Hearing(request, Subject.ORDER), self._order)
+
+    async def fill_machine(self, request: review.Request) -> review.Response:
+        """Gives a new VirtualMachine that is an order the devices that it orders (R45)."""
+        # Whether it is admitted is decided later, by `order_of_machine`.
+        return await self._heard(Hearing(request, Subject.ORDER, of_interest=False), self._fill_machine)
+
+    async def order_of_machine(self, request: review.Request) -> review.Response:
+        """The answer to the creation of a VirtualMachine that is an order: reserved until its claim is made (R45)."""
+        return await self._heard(Hearing(request, Subject.ORDER), self._order_of_machine)
+
+    async def pod(self, request: review.Request) -> review.Response:
+        """The answer to the creation of a pod that asks for a GPU (R43)."""
+        return await self._heard(Hearing(request, Subject.POD, ruling=Ruling.PINNED), self._pod)
+
+    async def _heard(
+        self, hearing: Hearing, answer: Callable[[Hearing], Awaitable[review.Response]]
+    ) -> review.Response:
+        obstacle = self.obstacle()
+        response = _unavailable(obstacle) if obstacle else await answer(hearing)
+        if hearing.of_interest or not response.allowed:
+            self.judged(hearing.judgement(response))
+        return response
+
+    async def _order(self, hearing: Hearing) -> review.Response:
+        request = hearing.request
         claim = msgspec.json.decode(request.object, type=GPUClaim)
         order, machine = Order.of(claim), machines.owner_of(claim.metadata)
         if machine is None:
-            return await self._decided(request, order, started)
+            return await self._decided(hearing, order)
         of_machine = dataclasses.replace(order, uid=machine)
         reserved = self.books.reservation(machine)
         if reserved is not None and reserved.order == of_machine:
             # It was decided when the VM was made.
+            hearing.of_interest = False
             if not request.dry_run:
                 self.books.hand_over(machine, order, self.now() + RESERVED_FOR)
             return review.allow()
-        answer = await self._decided(request, order, started)
+        answer = await self._decided(hearing, order)
         if not answer.allowed and self.machine_order(order.namespace, order.name) == of_machine:
             # The VM is stored, admitted by a leader that is no more: its claim waits for room where all can see it.
+            hearing.ruling = Ruling.WAITS
             return review.allow()
         return answer
 
-    async def fill_machine(self, request: review.Request) -> review.Response:
-        """Gives a new VirtualMachine that is an order the devices that it orders (R45)."""
-        if obstacle := self.obstacle():
-            return _unavailable(obstacle)
+    async def _fill_machine(self, hearing: Hearing) -> review.Response:
+        request = hearing.request
         found = machines.order_of(self._named(request))
         if found is None:
             return review.allow()
         if isinstance(found, machines.Fault):
             return _faulty(found, request.name)
+        hearing.order = found
         cls = self.books.classes.get(found.class_name)
         if cls is None:
             return _refused(request, found, messages.unknown_class(found))
         patch = machines.fill(msgspec.json.decode(request.object), cls, found.count)
         return _faulty(patch, found.name) if isinstance(patch, machines.Fault) else review.allow(patch)
 
-    async def order_of_machine(self, request: review.Request) -> review.Response:
-        """The answer to the creation of a VirtualMachine that is an order: reserved until its claim is made (R45)."""
-        started = time.perf_counter()
-        if obstacle := self.obstacle():
-            return _unavailable(obstacle)
+    async def _order_of_machine(self, hearing: Hearing) -> review.Response:
+        request = hearing.request
         order = machines.order_of(self._named(request))
         if order is None:
+            hearing.of_interest = False
             return review.allow()
         if isinstance(order, machines.Fault):
             return _faulty(order, request.name)
         claim = self.books.claim(order.namespace, order.name)
         if claim is None:
-            return await self._decided(request, order, started)
+            return await self._decided(hearing, order)
+        # The claim was decided, and the VM takes it.
+        hearing.order, hearing.of_interest = order, False
         fault = machines.conflict(claim, order)
         return _faulty(fault, order.name) if fault is not None else review.allow()
 
@@ -127,17 +150,18 @@ class Desk:
         meta = msgspec.json.decode(request.object, type=_Named).metadata
         return msgspec.structs.replace(meta, namespace=request.namespace)
 
-    async def _decided(self, request: review.Request, order: Order, started: float) -> review.Response:
+    async def _decided(self, hearing: Hearing, order: Order) -> review.Response:
         """Decides the order, and reserves under its UID what it is given."""
-        verdict = decide(self.books, order, self.now())
+        request, hearing.order = hearing.request, order
+        verdict = hearing.decided(lambda: decide(self.books, order, self.now()))
         while not verdict.admitted and self.books.in_flight(order.namespace, order.set_name):
             # The set's members come at once: what is on its way cannot be moved yet, and can in a moment.
             if not await self.settled(order.namespace, order.set_name):
                 break
             if obstacle := self.obstacle():
                 return _unavailable(obstacle)
-            verdict = decide(self.books, order, self.now())
-        _say_order(request, order, verdict, time.perf_counter() - started)
+            verdict = hearing.decided(lambda: decide(self.books, order, self.now()))
+        hearing.node, hearing.moves = verdict.node, verdict.moves
         if not verdict.admitted:
             return _refused(request, order, verdict)
         if not request.dry_run:
@@ -146,30 +170,30 @@ class Desk:
                 return _unavailable(obstacle)
         return review.allow()
 
-    async def pod(self, request: review.Request) -> review.Response:
-        """The answer to the creation of a pod that asks for a GPU (R43)."""
-        if obstacle := self.obstacle():
-            return _unavailable(obstacle)
+    async def _pod(self, hearing: Hearing) -> review.Response:
+        request = hearing.request
         typed = msgspec.json.decode(request.object, type=core.Pod)
         meta = msgspec.structs.replace(typed.metadata, namespace=request.namespace)
         pod = msgspec.structs.replace(typed, metadata=meta)
         namespace, set_name = meta.namespace, model.pod_set(meta.labels) or ""
+        hearing.name, hearing.set_name = meta.name or meta.generate_name, set_name
         if self.being_refused(namespace, set_name):
             return _unavailable("the node of the set turned its last pod away, and the set is being placed anew")
         now = self.now()
-        decision = decide_pod(self.books, pod, now)
+        decision = hearing.decided(lambda: decide_pod(self.books, pod, now))
         if isinstance(decision, PodRefused) and self.books.in_flight(namespace, set_name):
             # A VM that is an order starts at once: its claim is about to be stored.
             await self.settled(namespace, set_name)
             if obstacle := self.obstacle():
                 return _unavailable(obstacle)
             now = self.now()
-            decision = decide_pod(self.books, pod, now)
+            decision = hearing.decided(lambda: decide_pod(self.books, pod, now))
         if decision is None:
+            hearing.of_interest = False
             return review.allow()
-        _say_pod(request, pod, decision)
         if isinstance(decision, PodRefused):
             return review.refuse(decision.reason, decision.message)
+        hearing.node, hearing.moves = decision.node, decision.moves
         if not request.dry_run:
             # In the mutating phase a pod has no UID yet; the request's own serves as well.
             token, until = f"pod {request.uid}", now + POD_RESERVED_FOR
@@ -220,36 +244,4 @@ def _faulty(fault: machines.Fault, name: str) -> review.Response:
 
 def _unavailable(message: str) -> review.Response:
     details = core.StatusDetails(retry_after_seconds=1)
-    return review.refuse(_UNAVAILABLE, message, code=503, details=details)
-
-
-def _say_order(request: review.Request, order: Order, verdict: Verdict, seconds: float) -> None:
-    entry = {
-        "event": "order",
-        "user": request.user_info.username,
-        "kind": request.kind.kind,
-        "claim": f"{order.namespace}/{order.name}",
-        "uid": order.uid,
-        "class": order.class_name,
-        "count": order.count,
-        "set": order.set_name,
-        "dryRun": request.dry_run,
-        "verdict": "admitted" if verdict.admitted else "refused",
-        "node": verdict.node,
-        "reason": verdict.reason,
-        "moves": [f"{move.namespace}/{move.name}: {move.from_node} -> {move.to_node}" for move in verdict.moves],
-        "microseconds": round(seconds * 1e6),
-    }
-    audit.info("%s", json.dumps({key: value for key, value in entry.items() if value not in (None, [], False)}))
-
-
-def _say_pod(request: review.Request, pod: core.Pod, decision: Pin | PodRefused) -> None:
-    entry = {
-        "event": "pod",
-        "user": request.user_info.username,
-        "pod": f"{pod.metadata.namespace}/{pod.metadata.name}",
-        "verdict": "pinned" if isinstance(decision, Pin) else "refused",
-        "node": decision.node if isinstance(decision, Pin) else None,
-        "reason": None if isinstance(decision, Pin) else decision.reason,
-    }
-    audit.info("%s", json.dumps({key: value for key, value in entry.items() if value is not None}))
+    return review.refuse(_UNAVAILABLE, message, code=UNAVAILABLE_CODE, details=details)

@@ -146,6 +146,17 @@ def _ip(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     help="Where usage is recorded: sqlite:///FILE or postgresql://USER@HOST/DATABASE. Default: nowhere, and claims keep"
     " totals alone. Also read from $GPUCLAIM_LEDGER.",
 )
+@click.option(
+    "--metrics-listen",
+    callback=options.address,
+    metavar="ADDRESS:PORT",
+    help="Serve /metrics there, over plain HTTP. By default it is not served.",
+)
+@click.option(
+    "--metrics-tenants",
+    is_flag=True,
+    help="The metrics tell of each tenant's budget: some series more a quota.",
+)
 @logs.options
 def controller(
     kubeconfig: Path | None,
@@ -165,6 +176,8 @@ def controller(
     ancestor_label_prefix: str,
     exempt_namespace: tuple[str, ...],
     ledger: str,
+    metrics_listen: tuple[str, int] | None,
+    metrics_tenants: bool,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -195,6 +208,8 @@ def controller(
         timing=timing,
         show_counts=show_counts,
         ledger=_checked(ledger),
+        metrics=metrics_listen,
+        metrics_tenants=metrics_tenants,
         evacuate_after=dt.timedelta(seconds=evacuate_after),
         settings=Settings(
             silent_after=dt.timedelta(seconds=silent_after),

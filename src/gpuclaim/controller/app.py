@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
@@ -16,14 +17,18 @@ from gpuclaim.admission import webhooks
 from gpuclaim.admission.desk import Desk
 from gpuclaim.api import core, names
 from gpuclaim.api.types import GPUClaim
+from gpuclaim.controller import pages
 from gpuclaim.controller.binder import Binder
 from gpuclaim.controller.bookkeeper import Bookkeeper
+from gpuclaim.controller.claim_events import Said
 from gpuclaim.controller.front import Front, HttpsConfig, Served, https
 from gpuclaim.controller.machines import Machines
 from gpuclaim.controller.mirror import KINDS, OPTIONAL, Mirror
+from gpuclaim.controller.observer import Observer
 from gpuclaim.controller.recorder import Recorder
 from gpuclaim.controller.registration import Registration
 from gpuclaim.controller.reporter import Reporter
+from gpuclaim.controller.telemetry import Telemetry
 from gpuclaim.controller.wallclock import WallClock
 from gpuclaim.kube.client import Client
 from gpuclaim.kube.config import Config
@@ -52,6 +57,8 @@ class ControllerConfig:
         show_counts: whether the catalogue says how many GPUs there are, or only whether there are any.
         evacuate_after: how long a node may be unfit before sets whose VMs are off leave it (R36).
         ledger: the URL of the usage ledger (`ledger.store.Ledger`); empty, there is none.
+        metrics: where the page of metrics is served; nowhere when None.
+        metrics_tenants: whether it tells of each tenant's budget.
     """
 
     https: HttpsConfig = dataclasses.field(default_factory=HttpsConfig)
@@ -60,6 +67,8 @@ class ControllerConfig:
     lease_namespace: str = "default"
     lease_name: str = "gpuclaim-controller"
     ledger: str = ""
+    metrics: tuple[str, int] | None = None
+    metrics_tenants: bool = False
     identity: str = dataclasses.field(default_factory=default_identity)
     timing: Timing = dataclasses.field(default_factory=Timing)
     settings: Settings = dataclasses.field(default_factory=Settings)
@@ -103,6 +112,7 @@ class Controller:
             clock=clock,
             now=now,
         )
+        self._telemetry = Telemetry()
         self._bookkeeper = _bookkeeper(config.ledger) if config.ledger else None
         self._recorder = Recorder(client, config.identity, now=now, lease_left=self._may_write)
         self._binder = Binder(
@@ -111,7 +121,7 @@ class Controller:
             now=now,
             lease_left=self._may_write,
             grace=config.evacuate_after,
-            say=self._recorder.say,
+            say=self._happened,
             bookkeeper=self._bookkeeper,
         )
         self._reporter = Reporter(self.books, client, now=now, lease_left=self._may_write, counts=config.show_counts)
@@ -144,6 +154,19 @@ class Controller:
             label_selector=names.CLASS_LABEL,
             metadata_only=True,
             optional=True,
+        )
+
+        self._observer = Observer(
+            telemetry=self._telemetry,
+            books=self.books,
+            now=now,
+            clock=clock,
+            leads=lambda: self._prepared and self._elector.leads(),
+            ready=lambda: self.obstacle() is None,
+            queues={"claims": self._binder.waiting, "vms": self._machines.waiting},
+            current={kind.__name__: functools.partial(_current, each) for kind, each in self._informers.items()},
+            waiting=self._bookkeeper.waiting if self._bookkeeper is not None else tuple,
+            tenants=config.metrics_tenants,
         )
 
     def obstacle(self) -> str | None:
@@ -192,7 +215,7 @@ class Controller:
             ready: called whenever this replica has begun to lead and its webhook is in place.
 
         Raises:
-            PortInUseError: the webhook cannot listen.
+            PortInUseError: the webhook, or the page of metrics, cannot listen.
             CertificateError: its certificate cannot be used.
         """
         desk = Desk(
@@ -203,6 +226,7 @@ class Controller:
             being_refused=self._binder.being_refused,
             settled=self._binder.settled,
             machine_order=self._machines.order,
+            judged=self._telemetry.judged,
         )
         handlers = {
             webhooks.ORDERS_PATH: desk.order,
@@ -211,8 +235,10 @@ class Controller:
             webhooks.MACHINES_PATH: desk.fill_machine,
             webhooks.MACHINE_ORDERS_PATH: desk.order_of_machine,
         }
-        front = self._front(handlers, self.unready, self._registration.published)
-        async with front as served, asyncio.TaskGroup() as group:
+        timed = {path: self._telemetry.timed(path.strip("/"), handler) for path, handler in handlers.items()}
+        front = self._front(timed, self.unready, self._registration.published)
+        async with self._pages(), front as served, asyncio.TaskGroup() as group:
+            self._observer.certificate_ends = served.certificate_ends
             for informer in self._informers.values():
                 group.create_task(informer.run())
             group.create_task(self._tick())
@@ -220,6 +246,14 @@ class Controller:
                 await informer.synced.wait()
             log.info("read everything; campaigning for the lease as %s", self._config.identity)
             await self._elector.run(lambda: self._lead(served, ready))
+
+    def _pages(self) -> contextlib.AbstractAsyncContextManager[object]:
+        address = self._config.metrics
+        return pages.serving(address, self._observer.page) if address is not None else contextlib.nullcontext()
+
+    def _happened(self, claim: GPUClaim, said: list[Said]) -> None:
+        self._telemetry.said(each.reason for each in said)
+        self._recorder.say(claim, said)
 
     async def _lead(self, served: Served, ready: Callable[[], None]) -> None:
         try:
@@ -243,12 +277,19 @@ class Controller:
 
     async def _tick(self) -> None:
         """What only time changes: reservations that ran out, nodes that fell silent."""
+        time = asyncio.get_running_loop().time
         while True:
+            due = time() + _TICK_SECONDS
             await asyncio.sleep(_TICK_SECONDS)
+            self._observer.looked(time() - due)
             before = self.books.revision
             self.books.expire(self._now(), binds=self._elector.leads())
             if self.books.revision != before:
                 self._binder.room_changed()
+
+
+def _current(informer: Informer[Any]) -> bool:
+    return informer.current
 
 
 def _bookkeeper(url: str) -> Bookkeeper:

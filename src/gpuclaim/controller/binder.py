@@ -93,6 +93,10 @@ class Binder:
         self._turned_away: dict[Key, dict[str, TurnedAway]] = {}
         self._sweep_due = asyncio.Event()
 
+    def waiting(self) -> int:
+        """How many claims wait to be looked at, or are."""
+        return len(self._queue)
+
     # --- what changed ---------------------------------------------------------------------------------------------
 
     def claim_changed(self, claim: GPUClaim) -> None:

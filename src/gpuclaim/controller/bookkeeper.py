@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeAlias
 
 import tenacity
@@ -53,6 +53,7 @@ class Bookkeeper:
         self._longest_pause = longest_pause
         self._todo: dict[Key, list[Record]] = {}
         self._done: dict[Key, set[Record]] = {}
+        self._under_way: dict[Key, list[Record]] = {}
         self._work = asyncio.Event()
         self.tell: Callable[[Key], None] = lambda _key: None
         """Hears of claims whose records the ledger has now."""
@@ -86,6 +87,11 @@ class Bookkeeper:
         done = self.recorded(claim)
         return all(record in done for record in intervals.unrecorded(claim))
 
+    def waiting(self) -> Iterator[Record]:
+        """What the ledger does not have yet, in no particular order."""
+        for found in (*self._under_way.values(), *self._todo.values()):
+            yield from found
+
     async def run(self) -> None:
         """Records until cancelled; while the ledger is away it tries again and again."""
         trying = tenacity.AsyncRetrying(
@@ -96,13 +102,14 @@ class Bookkeeper:
         try:
             await self._work_off(trying)
         finally:
+            self._under_way = {}
             self._store.close()
 
     async def _work_off(self, trying: tenacity.AsyncRetrying) -> None:
         await trying(asyncio.to_thread, self._store.migrate)
         while True:
             await self._work.wait()
-            batch = {key: self._todo.pop(key) for key in list(self._todo)[:_BATCH]}
+            batch = self._under_way = {key: self._todo.pop(key) for key in list(self._todo)[:_BATCH]}
             if not batch:
                 self._work.clear()
                 continue
@@ -112,6 +119,7 @@ class Bookkeeper:
             for key, found in batch.items():
                 self._done.setdefault(key, set()).update(found)
                 self.tell(key)
+            self._under_way = {}
 
 
 def _say_that_it_waits(state: tenacity.RetryCallState) -> None:

@@ -19,10 +19,11 @@ from gpuclaim.controller.registration import Here
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Served:
-    """Where the apiserver asks, and the authorities (PEM) by which it knows the answers now."""
+    """Where the apiserver asks, the authorities (PEM) by which it knows the answers now, and until when it does."""
 
     here: Here
     bundle: Callable[[], bytes]
+    certificate_ends: Callable[[], dt.datetime | None] = lambda: None
 
 
 Unready: TypeAlias = Callable[[], str | None]
@@ -81,7 +82,9 @@ async def https(
         async with asyncio.TaskGroup() as group:
             rotating = group.create_task(certificates.run())
             try:
-                yield Served(Here(endpoint, config.address, actual), lambda: certificates.bundle)
+                yield Served(
+                    Here(endpoint, config.address, actual), lambda: certificates.bundle, lambda: certificates.ends
+                )
             finally:
                 rotating.cancel()
 

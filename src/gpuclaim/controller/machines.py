@@ -69,6 +69,10 @@ class Machines:
         """What the stored VM orders, under its UID; None where it is no order, or is being deleted."""
         return self._orders.get((namespace, name))
 
+    def waiting(self) -> int:
+        """How many VMs wait for their claims to be made."""
+        return len(self._queue)
+
     # --- what changed ---------------------------------------------------------------------------------------------
 
     def changed(self, obj: core.VirtualMachine) -> None:

@@ -30,6 +30,10 @@ class WorkQueue(Generic[K]):
         self._again: set[K] = set()
         self._failures: dict[K, int] = {}
 
+    def __len__(self) -> int:
+        """How many keys wait or are worked on."""
+        return len(self._queued) + len(self._working)
+
     def add(self, key: K) -> None:
         """Have the key looked at, after what is being done for it now."""
         if key in self._working:

@@ -48,6 +48,7 @@ class Component:
         modfile: the go.mod to build with, relative to `module`. Its go.sum has the same name with `.sum`.
         package: the package of the program, relative to `module`.
         variables: what the linker sets, Go variable to value.
+        tags: build tags.
     """
 
     name: str
@@ -56,12 +57,15 @@ class Component:
     modfile: str = "go.mod"
     package: str = "."
     variables: tuple[tuple[str, str], ...] = ()
+    tags: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The flags of `go build`; they leave this machine's paths and names out of the program."""
         linker = ["-s", "-w", *(f"-X={name}={value}" for name, value in self.variables)]
-        chosen = () if self.modfile == "go.mod" else (f"-modfile={self.modfile}",)
+        chosen = [] if self.modfile == "go.mod" else [f"-modfile={self.modfile}"]
+        if self.tags:
+            chosen.append(f"-tags={','.join(self.tags)}")
         return ("-trimpath", "-buildvcs=false", "-mod=readonly", *chosen, f"-ldflags={' '.join(linker)}")
 
 

@@ -111,6 +111,7 @@ class NodeFacts:
         "spares",
         "taints",
         "unhealthy",
+        "unhealthy_of",
         "unknown",
         "unschedulable",
         "views",
@@ -151,6 +152,8 @@ class NodeFacts:
         self.functions: tuple[tuple[Offer, int], ...] = ()
         self.spares: tuple[Spare, ...] = ()
         self.unhealthy: tuple[str, ...] = ()
+        self.unhealthy_of: Mapping[str, int] = _NOTHING
+        """How many of these functions each resource has lost."""
         self.devices = 0
         self.named: frozenset[str] = frozenset()
         """The resources that GPUs of the node are requested by, those that cannot be placed included (R15)."""
@@ -178,9 +181,12 @@ class NodeFacts:
         functions: dict[Offer, int] = {}
         spares: list[Spare] = []
         unhealthy: list[str] = []
+        unhealthy_of: dict[str, int] = {}
         for device in status.devices:
             if device.health is Health.UNHEALTHY:
                 unhealthy.append(device.address)
+                for resource in device.resources:
+                    unhealthy_of[resource.name] = unhealthy_of.get(resource.name, 0) + 1
             if device.health is Health.HEALTHY and device.address not in out:
                 offer = tuple(sorted((r.name, r.allocatable) for r in device.resources if r.allocatable > 0))
                 if offer:
@@ -193,6 +199,7 @@ class NodeFacts:
             tuple(sorted(functions.items())),
             tuple(spares),
             tuple(sorted(unhealthy)),
+            unhealthy_of,
             len(status.devices),
             frozenset(status.resource_names).union(r.name for d in status.devices for r in d.resources),
             status.boot_id,
@@ -205,6 +212,7 @@ class NodeFacts:
             self.functions,
             self.spares,
             self.unhealthy,
+            self.unhealthy_of,
             self.devices,
             self.named,
             self.reported_boot,
@@ -217,6 +225,7 @@ class NodeFacts:
             self.functions,
             self.spares,
             self.unhealthy,
+            self.unhealthy_of,
             self.devices,
             self.named,
             self.reported_boot,

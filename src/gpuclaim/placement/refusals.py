@@ -12,7 +12,7 @@ from gpuclaim.api.types import GPUClaim, NodeRefusal
 
 # What kubelet gives as the reason of a pod that it rejects: pkg/kubelet/lifecycle, pkg/kubelet/cm/topologymanager and
 # cm/devicemanager. `OutOf…` stands for every resource.
-_REASONS: Final = frozenset(
+REASONS: Final = frozenset(
     {
         "UnexpectedAdmissionError",
         "TopologyAffinityError",
@@ -49,7 +49,7 @@ def turned_away(pod: core.Pod) -> TurnedAway | None:
     status = pod.status
     if status.phase != "Failed" or not pod.spec.node_name or set_name is None:
         return None
-    if status.reason not in _REASONS and not status.reason.startswith("OutOf"):
+    if status.reason not in REASONS and not status.reason.startswith("OutOf"):
         return None
     meta = pod.metadata
     return TurnedAway(meta.namespace, set_name, meta.uid, pod.spec.node_name, status.reason, status.message)
