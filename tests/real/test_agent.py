@@ -314,6 +314,17 @@ async def test_a_plugin_dies_and_comes_back(kubelet: Kubelet, cluster: ControlPl
         assert_each_changed_once(reports.said_since(start), well, gone, well, both_gone, well)
 
 
+async def test_a_plugin_s_socket_is_seen_before_the_interval_is_over(
+    kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path
+) -> None:
+    # Within the patience of a test only the folder's event can make it read again.
+    async with scene_on(kubelet, cluster, tmp_path) as scene, scene.agent(interval=3600):
+        await scene.reports.until_says(IDLE)
+        scene.tree.add(SimulatedFunction(address="0000:af:00.0", driver="vfio-pci", group=14))
+        async with DevicePlugin(kubelet.device_plugins, "nvidia.com/new", ["0000:af:00.0"]):
+            await scene.reports.until(lambda node: "nvidia.com/new" in node.status.resource_names)
+
+
 async def test_kubelet_goes_and_comes_back(kubelet: Kubelet, cluster: ControlPlane, tmp_path: Path) -> None:
     held = state(b=(HEALTHY, 1, 1, "p"))
     async with scene_on(kubelet, cluster, tmp_path) as scene, scene.agent(heartbeat=1, settle=3600) as agent:

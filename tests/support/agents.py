@@ -181,8 +181,11 @@ class SeenAgent(Agent):
 async def running(kubelet: Kubelet, tree: SysfsTree, client: Client, **settings: Any) -> AsyncIterator[SeenAgent]:
     """An agent in this process, that reads every half second; `settings` are AgentConfig's."""
     fields: dict[str, Any] = {"interval": 0.5, "heartbeat": 60, "phases_every": 1} | settings
+    fields = {"device_plugins": kubelet.device_plugins} | fields
     config = AgentConfig(node=kubelet.name, sysfs=tree.root, pod_resources=kubelet.pod_resources, **fields)
-    with Machine(config.sysfs, config.pod_resources, timeout=config.timeout) as machine:
+    with Machine(
+        config.sysfs, config.pod_resources, device_plugins=config.device_plugins, timeout=config.timeout
+    ) as machine:
         agent = SeenAgent(config, machine, Registry(client, config.node), pciids.namer({}), chance=lambda: 0.0)
         task = asyncio.ensure_future(agent.run())
         try:

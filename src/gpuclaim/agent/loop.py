@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from gpuclaim.agent import http, pciids
 from gpuclaim.agent.machine import READ_ERRORS, KubeletRun, Machine, Reading
-from gpuclaim.agent.podresources import DEFAULT_SOCKET
+from gpuclaim.agent.podresources import DEFAULT_SOCKET, DEVICE_PLUGINS
 from gpuclaim.agent.pulse import Problem, Pulse, Result
 from gpuclaim.agent.registry import Registry, RegistryError
 from gpuclaim.agent.report import Phases, loses, needs_phases, report, same_boot, says_the_same, without_gone
@@ -33,6 +33,8 @@ _WATCH_SECONDS: Final = 1.0
 """How often to look whether kubelet's socket is a new one."""
 _SETTLING_SECONDS: Final = 2.0
 """How often to read while plugins register."""
+_STIR_SECONDS: Final = 10.0
+"""For so long after a plugin came or went there may be more to read: it registers after it has made its socket."""
 _BACKOFF_FIRST: Final = 1.0
 _BACKOFF_MAX: Final = 60.0
 
@@ -45,6 +47,7 @@ class AgentConfig:
         node: the Node's name.
         sysfs: the root of its sysfs.
         pod_resources: kubelet's socket.
+        device_plugins: the folder of the plugins' sockets; where it is in sight, a change in it is read at once.
         boot_id: the file with the ID of the boot.
         pci_ids: a PCI ID database for model names; None takes a well-known one, if any.
         interval: from one reading to the next.
@@ -60,6 +63,7 @@ class AgentConfig:
     node: str
     sysfs: Path = Path("/sys")
     pod_resources: Path = DEFAULT_SOCKET
+    device_plugins: Path = DEVICE_PLUGINS
     boot_id: Path = BOOT_ID
     pci_ids: Path | None = None
     interval: float = 10.0
@@ -80,6 +84,10 @@ class Source(Protocol):
 
     def kubelet(self) -> KubeletRun | None:
         """The run of kubelet that there is; None while there is none."""
+        ...
+
+    def plugins(self) -> int | None:
+        """What changes when a device plugin comes or goes; None where that cannot be seen."""
         ...
 
 
@@ -145,6 +153,8 @@ class Agent:
         self._write_due = 0.0
         self._kubelet: KubeletRun | None = None
         self._settled_at = 0.0
+        self._plugins: int | None = None
+        self._stirred_until = 0.0
         self._phases: Phases = {}
         self._phases_of: object = None
         self._phases_due = 0.0
@@ -191,6 +201,11 @@ class Agent:
         if kubelet is not None and kubelet != self._kubelet:
             self._settled_at = self._settles(kubelet, now)
             self._kubelet = kubelet
+        plugins = self._source.plugins()
+        if plugins != self._plugins and self._plugins is not None:
+            self._stirred_until = now + _STIR_SECONDS
+        self._plugins = plugins
+        interval = min(_SETTLING_SECONDS, self._config.interval) if now < self._stirred_until else self._config.interval
         reading = await self._source.read(afresh=heartbeat)
         self.pulse.stands(Problem.READING)
         self.pulse.stands(Problem.FUNCTIONS, reading.functions.faults)
@@ -223,7 +238,7 @@ class Agent:
             result = Result.REPORTED
             self._write_due = now + self._config.heartbeat * (1 - self._chance() / 5)
         self.pulse.passes[result] += 1
-        return self._config.interval
+        return interval
 
     def _settles(self, kubelet: KubeletRun, now: float) -> float:
         """When the plugins have had their time to register with a kubelet that is new, at least to this agent."""
@@ -263,13 +278,15 @@ class Agent:
         return self._phases
 
     async def _wait(self, seconds: float) -> None:
-        """Waits, but no longer than until kubelet has made its socket anew."""
+        """Waits, but no longer than until kubelet has made its socket anew, or a device plugin has come or gone."""
         end = self._clock.monotonic() + seconds
         while (left := end - self._clock.monotonic()) > 0:
             await self._clock.sleep(min(left, _WATCH_SECONDS))
             self.pulse.beat = self._clock.monotonic()
             kubelet = self._source.kubelet()
-            if not self._failures and kubelet is not None and kubelet != self._kubelet:
+            if self._failures:
+                continue
+            if kubelet is not None and (kubelet != self._kubelet or self._source.plugins() != self._plugins):
                 return
 
     def _say(self, topic: str, level: int, message: str) -> None:
@@ -291,7 +308,13 @@ async def run(config: AgentConfig, client: Client) -> None:
         ListenError: `listen` cannot be listened on.
     """
     name_model = pciids.load(config.pci_ids)
-    with Machine(config.sysfs, config.pod_resources, boot_id=config.boot_id, timeout=config.timeout) as machine:
+    with Machine(
+        config.sysfs,
+        config.pod_resources,
+        boot_id=config.boot_id,
+        device_plugins=config.device_plugins,
+        timeout=config.timeout,
+    ) as machine:
         clock = Clock()
         agent = Agent(config, machine, Registry(client, config.node), name_model, clock=clock)
         async with contextlib.AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from gpuclaim.agent import resolve, sysfs
-from gpuclaim.agent.podresources import DEFAULT_SOCKET, PodResources, PodResourcesError
+from gpuclaim.agent.podresources import DEFAULT_SOCKET, DEVICE_PLUGINS, PodResources, PodResourcesError
 from gpuclaim.agent.sysfs import SysfsError
 from gpuclaim.agent.values import Answers, Functions
 
@@ -41,13 +41,18 @@ class Machine:
         socket: Path = DEFAULT_SOCKET,
         *,
         boot_id: Path = sysfs.BOOT_ID,
+        device_plugins: Path = DEVICE_PLUGINS,
         timeout: float = 10.0,
     ) -> None:
-        """Take the root of a sysfs, kubelet's socket, and the file with the boot's ID; `timeout` is seconds a call."""
+        """Take the root of a sysfs, kubelet's socket, and the file with the boot's ID; `timeout` is seconds a call.
+
+        `device_plugins` is the folder of the plugins' sockets, which need not be in sight.
+        """
         self._scanner = sysfs.Scanner(root)
         self._kubelet = PodResources(socket, timeout=timeout)
         self._socket = socket
         self._boot_id = boot_id
+        self._device_plugins = device_plugins
 
     async def read(self, *, afresh: bool = False) -> Reading:
         """Everything as it is now; `afresh` as `Scanner.scan` has it.
@@ -66,6 +71,13 @@ class Machine:
         except OSError:
             return None
         return KubeletRun(found.st_ino, found.st_ctime_ns)
+
+    def plugins(self) -> int | None:
+        """What changes when a device plugin comes or goes, for one system call; None: it is out of sight."""
+        try:
+            return self._device_plugins.stat().st_mtime_ns
+        except OSError:
+            return None
 
     def close(self) -> None:
         """Close the connection to kubelet."""

@@ -23,6 +23,8 @@ from gpuclaim.agent.proto import podresources_pb2 as pb
 from gpuclaim.agent.values import Answers, Devices, PodDevices
 
 DEFAULT_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+DEVICE_PLUGINS: Final = Path("/var/lib/kubelet/device-plugins")
+"""Where device plugins have their sockets; kubelet has no other place for them."""
 
 _ANSWER_MAX: Final = 16 * 2**20
 """Bytes of an answer; as many as kubelet's own client takes."""

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuclaim.agent import pciids
 from gpuclaim.agent.machine import READ_ERRORS, Machine
-from gpuclaim.agent.podresources import DEFAULT_SOCKET
+from gpuclaim.agent.podresources import DEFAULT_SOCKET, DEVICE_PLUGINS
 from gpuclaim.agent.report import Phases, body, report
 from gpuclaim.agent.sysfs import BOOT_ID
 from gpuclaim.api.core import ObjectMeta, PodStatus, Struct
@@ -72,6 +72,13 @@ def _socket(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     default=str(DEFAULT_SOCKET),
     show_default=True,
     help="Kubelet's pod-resources socket: a path, or unix:///PATH.",
+)
+@click.option(
+    "--device-plugins",
+    type=click.Path(path_type=Path),
+    default=DEVICE_PLUGINS,
+    show_default=True,
+    help="The folder of the device plugins' sockets, where it is in sight: what comes or goes there is read at once.",
 )
 @click.option("--once", is_flag=True, help="Print the GPUNode of one reading and end; needs no apiserver.")
 @click.option(
@@ -137,6 +144,7 @@ def agent(
     node: str,
     sysfs: Path,
     pod_resources: Path,
+    device_plugins: Path,
     once: bool,
     pods: Path | None,
     previous: Path | None,
@@ -184,6 +192,7 @@ def agent(
         node=node,
         sysfs=sysfs,
         pod_resources=pod_resources,
+        device_plugins=device_plugins,
         boot_id=boot_id,
         pci_ids=pci_ids,
         interval=interval,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import logging
 from collections.abc import Awaitable, Callable
@@ -62,6 +63,7 @@ class FakeNode:
         self.answers = OFFERED
         self.error: Exception | None = None
         self.boot_id = "boot-1"
+        self.folder: int | None = 1
         self.socket: KubeletRun | None = KubeletRun(1, made_ns(0))
         self.faults: tuple[str, ...] = ()
         self.reads: list[bool] = []
@@ -74,6 +76,9 @@ class FakeNode:
 
     def kubelet(self) -> KubeletRun | None:
         return self.socket
+
+    def plugins(self) -> int | None:
+        return self.folder
 
 
 class FakeStore:
@@ -276,6 +281,29 @@ async def test_a_kubelet_that_starts_after_the_agent_is_young_as_well(world: Wor
     world.clock.at[1047] = lambda: setattr(world.node, "answers", OFFERED)
     await world.run(100)
     assert world.store.health == [Health.HEALTHY]
+
+
+async def test_a_plugin_that_comes_or_goes_is_read_at_once() -> None:
+    world = World(config=dataclasses.replace(CONFIG, interval=60))
+    world.clock.at[1022.5] = lambda: setattr(world.node, "folder", 2)
+    # It registers some seconds after it has made its socket.
+    world.clock.at[1027] = lambda: setattr(world.node, "answers", Answers({}))
+    await world.run(59)
+    assert [moment - 1000 for moment, _ in world.store.written] == [0, 27]
+    # The start, and every two seconds for ten once the folder has changed.
+    assert len(world.node.reads) == 1 + 1 + 5
+    await world.run(60)
+    assert len(world.node.reads) == 8
+
+
+@pytest.mark.parametrize("sights", [(None, None), (1, None), (None, 1)])
+async def test_the_plugins_folder_need_not_be_in_sight(sights: tuple[int | None, int | None]) -> None:
+    world = World(config=dataclasses.replace(CONFIG, interval=60))
+    world.node.folder = sights[0]
+    world.clock.at[1022.5] = lambda: setattr(world.node, "folder", sights[1])
+    await world.run(250)
+    assert len(world.node.reads) < 14
+    assert len(world.store.written) == 1
 
 
 async def test_a_function_that_is_gone_is_forgotten_with_the_gpunode(world: World) -> None:

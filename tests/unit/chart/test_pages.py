@@ -67,6 +67,9 @@ class World:
     def kubelet(self) -> KubeletRun | None:
         return KubeletRun(1, 0)
 
+    def plugins(self) -> int | None:
+        return None
+
     async def stored(self) -> GPUNodeStatus | None:
         return None
 
