@@ -22,7 +22,7 @@ def dump(text: str, now: dt.datetime) -> Scenario:
         ScenarioError: it is no YAML, or an object has a value of a wrong type or shape; or there is none to read.
     """
     file = File(text, several=True)
-    paths = [path for path in _objects(file, file.data, ()) if file.at(path).get("kind") in KINDS]
+    paths = [path for path in _objects(file, file.data, ()) if str(file.at(path).get("kind")) in KINDS]
     if not paths:
         raise ScenarioError(1, "", f"there is no object of a kind that matters here: {', '.join(KINDS)}")
     state = [(known(file, path, strict=False), file.line(path), field_of(path)) for path in paths]

@@ -167,4 +167,4 @@ def test_a_fault_in_a_file_names_file_line_and_field(dump: str, tmp_path: Path) 
     Path(dump).write_text("a: [")
     ran = run("--dump", dump)
     assert ran.exit_code == 1
-    assert ran.stderr.startswith(f"Error: {dump}: line 1: not valid YAML")
+    assert ran.stderr.startswith(f"Error: {dump}: line 2: not valid YAML")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuclaim.placement import object_file
 from gpuclaim.placement.scenario import NewOrder, ScenarioError
@@ -70,7 +73,12 @@ def test_a_dump_may_be_json() -> None:
     [
         ("", "line 1: there is no object of a kind that matters here: GPUClass, "),
         (OTHER, "there is no object of a kind that matters here"),
-        ("a: [", "line 1: not valid YAML"),
+        ("a: [", "line 2: not valid YAML"),
+        ("kind: [a]", "there is no object of a kind"),
+        ("[" * 5000, "not valid YAML: exceeded maximum nesting depth"),
+        ("a: &x [*x]", "line 1: a[0]: it contains itself"),
+        ("a: 1\na: 2", "line 2: a: it is there twice"),
+        ("a: \x00", "not valid YAML"),
         ("- 7\n", "line 1: [0]: expected Kubernetes objects, as kubectl prints them"),
         (listed(NODE.replace("uid: u", "uid: 7")), "line 6: items[0].metadata.uid: expected `str`, got `int`"),
         (listed(NODE, REPORT.replace("devices: []", "devices: 3")), "line 13: items[1].status.devices: expected"),
@@ -111,3 +119,26 @@ def test_what_is_no_order(text: str, said: str) -> None:
     with pytest.raises(ScenarioError) as caught:
         object_file.orders(text, "t")
     assert said in str(caught.value)
+
+
+words = st.sampled_from(["kind", "items", "metadata", "name", "namespace", "spec", "status", "count", "className", "x"])
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.text(max_size=3),
+    st.sampled_from(["List", "Node", "GPUClaim", "GPUNode"]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words, inner, max_size=4)),
+    max_leaves=20,
+)
+
+
+@given(st.lists(values, max_size=3))
+def test_any_file_is_read_or_gets_a_sentence(documents: list[object]) -> None:
+    text = "---\n".join(json.dumps(each) + "\n" for each in documents)
+    for read in (lambda: object_file.dump(text, NOW), lambda: object_file.orders(text, "t")):
+        with contextlib.suppress(ScenarioError):
+            read()
