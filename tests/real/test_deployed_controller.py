@@ -19,11 +19,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from gpuclaim.admission.certificates import Serving
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.process import free_ports
+from gpuclaim.local.slate import Slate
 from support import accounts, cloud
 from support.chart import CHART, NAMESPACE, Helm
 from support.metrics import samples
@@ -97,13 +99,14 @@ class Deployment:
 
     cluster: ControlPlane
     admin: Client
+    helm: Helm
     arguments: list[str]
     folder: Path
     address: str
 
     @contextlib.asynccontextmanager
-    async def replica(self, identity: str) -> AsyncIterator[Replica]:
-        """A replica with the Deployment's arguments, ServiceAccount and environment; only its port is its own."""
+    async def replica(self, identity: str, *more: str) -> AsyncIterator[Replica]:
+        """A replica with the Deployment's arguments, ServiceAccount and environment; only its ports are its own."""
         port, metrics = free_ports(2)
         own = {"--listen": port, "--metrics-listen": metrics}
         arguments = [
@@ -114,7 +117,7 @@ class Deployment:
         log = self.folder / f"{identity}.log"
         with log.open("wb") as sink:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gpuclaim", *arguments, "--identity", identity),
+                *(sys.executable, "-m", "gpuclaim", *arguments, *more, "--identity", identity),
                 env=os.environ | {"KUBECONFIG": str(kubeconfig), "POD_IP": self.address},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,
@@ -143,12 +146,14 @@ async def deployment(
     values = ("--set", "controller.leaseDuration=5")
     release = ("gpuclaim", "--namespace", NAMESPACE)
     helm.run("install", *release, CHART, "--create-namespace", *values)
+    slate = Slate(routed_cluster)
     (container,) = next(
         each["spec"]["template"]["spec"]["containers"] for each in helm.objects(*values) if each["kind"] == "Deployment"
     )
     async with Client(config.load(routed_cluster.kubeconfig)) as admin:
-        yield Deployment(routed_cluster, admin, container["args"], tmp_path, own_address())
+        yield Deployment(routed_cluster, admin, helm, container["args"], tmp_path, own_address())
     helm.run("uninstall", *release)
+    slate.wipe()
 
 
 async def leads_to(admin: Client) -> list[tuple[str, int]]:
@@ -281,3 +286,110 @@ async def test_what_somebody_deletes_of_the_registration_comes_back(deployment: 
             return bool(await leads_to(deployment.admin)) or None
 
         await until_awaited(there, "the Service leads to the leader again")
+
+
+async def holds(admin: Client) -> dict[str, tuple[str, str | None, object]]:
+    """Each claim → (UID, node, since when it is held)."""
+    body = await admin.request("GET", "/apis/gpu.cozystack.io/v1alpha1/gpuclaims")
+    claims = msgspec.json.decode(body, type=ClaimList).items
+    return {c.metadata.name: (c.metadata.uid, c.status.node_name, c.status.held_since) for c in claims}
+
+
+async def exists(admin: Client, path: str) -> bool:
+    """Whether there is such an object."""
+    try:
+        await admin.request("GET", path)
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return False
+    return True
+
+
+class ClaimList(msgspec.Struct):
+    """A list of claims."""
+
+    items: list[GPUClaim]
+
+
+async def test_holds_outlive_an_upgrade_an_uninstall_and_a_new_install(deployment: Deployment) -> None:
+    admin, helm = deployment.admin, deployment.helm
+    release = ("gpuclaim", "--namespace", NAMESPACE)
+    await admin.create(cloud.gpu_class())
+    for node in ("node-a", "node-b"):
+        await cloud.add_node(admin, node, gpus=4)
+    await cloud.add_namespace(admin, "tenant-a")
+    async with deployment.replica("one") as one:
+        await one.leads()
+        for name, count in (("small", 1), ("large", 4), ("goes", 1)):
+            await until_answered(admin, cloud.claim(name, count=count))
+            await cloud.until(admin, GPUClaim, name, "tenant-a", lambda c: c.status.node_name)
+        before = await holds(admin)
+        assert {node for _, node, _ in before.values()} == {"node-a", "node-b"}
+        # An upgrade leaves what the leader wrote into the chart's objects: the next order is decided.
+        helm.run("upgrade", *release, CHART, "--set", "controller.leaseDuration=6", "--set", "agent.interval=5")
+        with pytest.raises(ApiError) as refused:
+            await admin.create(cloud.claim("too-much", count=4))
+        assert refused.value.reason == "InsufficientCapacity"
+        assert await holds(admin) == before
+    helm.run("uninstall", *release)
+
+    async def unregistered() -> bool | None:
+        return not any([await exists(admin, path) for path in (VALIDATING, MUTATING, GUARD)]) or None
+
+    await until_awaited(unregistered, "webhooks and guard have gone with the release")
+    assert await holds(admin) == before
+    # Meanwhile nobody decides: orders are stored and wait, a deleted claim holds on.
+    await admin.create(cloud.claim("meanwhile"))
+    await admin.delete(GPUClaim, "goes", "tenant-a")
+    waiting = await admin.get(GPUClaim, "goes", "tenant-a")
+    assert waiting.metadata.deletion_timestamp
+    assert waiting.status.node_name
+    assert (await admin.get(GPUClaim, "meanwhile", "tenant-a")).status.node_name is None
+
+    helm.run("install", *release, CHART, "--set", "controller.leaseDuration=5")
+    async with deployment.replica("two") as two:
+        await two.leads()
+        await cloud.until_gone(admin, GPUClaim, "goes", "tenant-a")
+        await cloud.until(admin, GPUClaim, "meanwhile", "tenant-a", lambda c: c.status.node_name)
+        after = await holds(admin)
+        # Nothing has moved.
+        assert {name: after[name] for name in ("small", "large")} == {name: before[name] for name in ("small", "large")}
+        assert "orbidden" not in two.log.read_text()
+
+
+async def test_a_certificate_that_no_caller_would_trust_is_told_and_not_shown(deployment: Deployment) -> None:
+    """cert-manager's folder, and what may stand in it (R63)."""
+    folder = deployment.folder / "certificate"
+    folder.mkdir()
+    host = f"{NAME}.{NAMESPACE}.svc"
+
+    def put(serving: Serving) -> None:
+        for name, content in (
+            ("tls.crt", serving.pair.certificate),
+            ("tls.key", serving.pair.key),
+            ("ca.crt", serving.authority),
+        ):
+            (folder / name).write_bytes(content)
+
+    good, foreign = Serving.self_made([host]), Serving.self_made(["somebody.else.svc"])
+    put(foreign)
+    option = f"--webhook-certificate={folder}"
+    async with deployment.replica("wrong", option) as wrong:
+        assert await wrong.process.wait() == 1
+        assert f"is not good for {host}" in wrong.log.read_text()
+    put(good)
+    async with deployment.replica("right", option) as right:
+        await right.leads()
+        assert await right.page("/readyz") == (200, "ok")
+        put(Serving(foreign.pair, good.authority))
+
+        async def told() -> str | None:
+            status, said = await right.page("/readyz")
+            assert status == 200  # the one that is shown is good
+            return said if said != "ok" else None
+
+        assert f"is not good for {host}" in await until_awaited(told, "the page says what is wrong")
+        assert f"is not good for {host}" in right.log.read_text()
+        found = await right.metrics()
+        assert found["gpuclaim_webhook_certificate_expiry_timestamp_seconds"] == good.ends.timestamp()

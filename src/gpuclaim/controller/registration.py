@@ -7,9 +7,10 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
 
+import msgspec
 import tenacity
 
 from gpuclaim.admission import guard, webhooks
@@ -113,7 +114,8 @@ class Registration:
             ]
             changed = False
             for configuration in configurations:
-                stored = await self._write(configuration, anew=due)
+                charts = here.endpoint.service is not None and configuration["metadata"]["name"] == guard.NEW
+                stored = await self._write(configuration, anew=due, send=self._add if charts else self._apply)
                 changed |= stored is not None
                 if not owner and stored is not None and stored["kind"] == "MutatingWebhookConfiguration":
                     # The policies go with the webhooks, and these with the chart's release: left alone they would
@@ -135,13 +137,15 @@ class Registration:
             if clock() >= in_force:
                 in_force = math.inf if await self._say_guarded() else clock() + _IN_FORCE_SECONDS
 
-    async def _write(self, configuration: dict[str, Any], *, anew: bool) -> dict[str, Any] | None:
-        """Writes a configuration where it is new, or `anew`; what is stored, where it was new."""
+    async def _write(
+        self, configuration: dict[str, Any], *, anew: bool, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any] | None:
+        """Sends a configuration where it is new, or `anew`; what is stored, where it was new."""
         key = (configuration["kind"], configuration["metadata"]["name"])
         content, generation = self._written.get(key, ({}, 0))
         if content == configuration and not anew:
             return None
-        stored: dict[str, Any] = await self._trying(self._apply, configuration)
+        stored: dict[str, Any] = await self._trying(self._in_time, send, configuration)
         now = int(stored["metadata"].get("generation", 0))
         self._written[key] = (configuration, now)
         if content != configuration:
@@ -150,8 +154,10 @@ class Registration:
             log.warning("%s %s had been changed by somebody, and is as it should be again", *key)
         return None
 
-    async def _apply(self, configuration: dict[str, Any]) -> dict[str, Any]:
-        """Applies while the lease surely holds.
+    async def _in_time(
+        self, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], configuration: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Sends while the lease surely holds.
 
         A leader that was paused must not call orders back to itself from the one that leads now.
         """
@@ -159,7 +165,25 @@ class Registration:
         if left <= 0:
             raise TimeoutError("the lease does not hold")
         async with asyncio.timeout(left):
-            return await self._client.apply(configuration, manager=_MANAGER)
+            return await send(configuration)
+
+    async def _apply(self, configuration: dict[str, Any]) -> dict[str, Any]:
+        return await self._client.apply(configuration, manager=_MANAGER)
+
+    async def _add(self, configuration: dict[str, Any]) -> dict[str, Any]:
+        """Makes it where it is missing, and leaves it as it is else.
+
+        In a cluster it is the chart's. Had the leader applied it, Helm's next upgrade would end in a conflict: of a
+        field that is one whole, such as `matchConstraints`, what is applied lacks the defaults that are stored.
+        """
+        resource = await self._client.discover(configuration["apiVersion"], configuration["kind"])
+        try:
+            made = await self._client.request("POST", resource.path(), body=configuration)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+            return configuration
+        return cast("dict[str, Any]", msgspec.json.decode(made))
 
     def _tell(self) -> None:
         self._told.set()
