@@ -9,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import os
 import signal
+import subprocess
+import sys
+import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +37,7 @@ from support import audit, cloud, replicas
 from support.cloud import claim
 from support.replicas import Burst
 
+ROOT = Path(__file__).parents[2]
 NODES, GPUS = 20, 8
 BUDGET = 30
 VALIDATING = Resource("admissionregistration.k8s.io/v1", "validatingwebhookconfigurations", namespaced=False)
@@ -273,3 +278,62 @@ async def test_what_others_make_of_the_webhook_configuration_is_made_good(
         assert again == ours
         await cloud.once_admitted(client, claim("vm1"))
     assert "had been changed by somebody" in caplog.text
+
+
+PINNED = "95335d4"
+"""The earlier version that is told by name; moved on with a release."""
+
+
+def git(*arguments: str) -> str:
+    """What git says of this checkout; empty where it is none, or does not go back so far."""
+    done = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def sources_of(commit: str, folder: Path) -> Path:
+    """The program as it was: of a commit, or (`previous`) before its sources last changed."""
+    if commit == "previous":
+        last = git("log", "-1", "--format=%H", "--", "src/gpuclaim")
+        commit = git("rev-parse", "--verify", f"{last}~1") if last else ""
+    elif not git("merge-base", commit, "HEAD").startswith(commit):
+        commit = ""  # not there, or of another line of history
+    if not commit:
+        pytest.skip("this checkout has no history that goes back so far (a shallow clone, or no clone)")
+    archive = folder / "earlier.tar"
+    subprocess.run(("git", "archive", "--output", archive, commit, "src"), cwd=ROOT, check=True)
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder / "earlier", filter="data")
+    source = folder / "earlier" / "src"
+    asked = (sys.executable, "-c", "import gpuclaim; print(gpuclaim.__file__)")
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    said = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith(str(source))
+    return source
+
+
+@pytest.mark.parametrize("commit", ["previous", PINNED])
+async def test_an_earlier_version_and_this_one_lead_in_turn_while_orders_come(
+    client: Client, plane: ControlPlane, tmp_path: Path, commit: str
+) -> None:
+    earlier = sources_of(commit, tmp_path)
+    placed = burst(client)
+    logs: list[Path] = []
+    async with asyncio.TaskGroup() as group, contextlib.AsyncExitStack() as running:
+        leading: replicas.Replica | None = None
+        for number, (version, source) in enumerate([("old", earlier), ("new", None)] * 2):
+            # The next one has read everything beside the one that leads, which then ends: as a rollout has it.
+            follows = await running.enter_async_context(
+                replicas.one(plane.kubeconfig, tmp_path, f"{version}-{number}", source)
+            )
+            logs.append(follows.log)
+            if leading is None:
+                await replicas.first_ready([follows])
+                group.create_task(placed.place(orders()))
+            else:
+                await placed.until_answered(35 * number)
+                leading.signal(signal.SIGTERM if number % 2 else signal.SIGKILL)
+                await replicas.first_ready([follows])
+            leading = follows
+        await placed.until_answered(len(orders()))
+        await sound(client, placed)
+    assert not [log for log in logs if "Traceback" in log.read_text()]

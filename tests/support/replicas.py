@@ -55,12 +55,29 @@ async def running(kubeconfig: Path, folder: Path, count: int = 3) -> AsyncIterat
         await asyncio.gather(*readers)
 
 
-async def _start(kubeconfig: Path, folder: Path, identity: str) -> Replica:
+@contextlib.asynccontextmanager
+async def one(kubeconfig: Path, folder: Path, identity: str, source: Path | None = None) -> AsyncIterator[Replica]:
+    """One controller, of the sources in that folder or else of these; it is ended at the end, if it runs still."""
+    replica = await _start(kubeconfig, folder, identity, source)
+    reader = asyncio.create_task(_read(replica))
+    try:
+        yield replica
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            replica.process.kill()
+        await replica.process.wait()
+        await reader
+
+
+async def _start(kubeconfig: Path, folder: Path, identity: str, source: Path | None = None) -> Replica:
     command = [sys.executable, "-m", "gpuclaim", "controller", "--kubeconfig", str(kubeconfig)]
     command += ["--webhook-url", "https://127.0.0.1:0", "--lease-duration", str(LEASE_SECONDS), "--identity", identity]
     file = folder / f"{identity}.log"
     with file.open("wb") as log:
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=log)
+        environment = os.environ | ({"PYTHONPATH": str(source)} if source is not None else {})
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=log, env=environment
+        )
     return Replica(identity, process, file, asyncio.Event())
 
 
