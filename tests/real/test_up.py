@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -122,6 +125,8 @@ def test_what_it_prints_can_be_typed(running: Run) -> None:
     assert len(commands) >= 11
     environment = {**os.environ, "KUBECONFIG": str(running.directory / "kubeconfig")}
     environment["PATH"] = f"{running.directory / 'bin'}:{environment['PATH']}"
+    (ledger,) = re.findall(r"export GPUCLAIM_LEDGER=(\S+)", running.printed)
+    environment["GPUCLAIM_LEDGER"] = shlex.split(ledger)[0]
     for command in commands:
         answer = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
         if "too-many" in command:
@@ -134,6 +139,16 @@ def test_what_it_prints_can_be_typed(running: Run) -> None:
         lambda: running.kubectl("get", "pods", "-n", "tenant-a", "-o", running_on).stdout == node,
         f"the VM's pod runs on {node}",
     )
+    # What has ended is in the ledger, when its claim is gone.
+    assert running.kubectl("delete", "vm", "train", "-n", "tenant-a").returncode == 0
+    released = "kubectl gpu release train --yes --wait -n tenant-a && kubectl gpu usage --output json"
+    answer = subprocess.run(released, shell=True, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    report = json.loads(answer.stdout[answer.stdout.index("{") :])
+    assert not [note for note in report["notes"] if "missing" in note]
+    (line,) = report["lines"]
+    assert (line["namespace"], line["class"]) == ("tenant-a", "h200")
+    assert line["heldGPUSeconds"] >= line["attachedGPUSeconds"] > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -183,7 +184,8 @@ def _say_what_to_try(stands: Cloud) -> None:
     click.echo("\nIn another terminal:\n")
     if missing := [name for name in ("kubectl", "kubectl-gpu") if shutil.which(name) is None]:
         click.echo(f"  export PATH={cloud.shown(stands.programs)}:$PATH  # for {' and '.join(missing)}")
-    click.echo(f"  export KUBECONFIG={cloud.shown(stands.control_plane.kubeconfig)}\n")
+    click.echo(f"  export KUBECONFIG={cloud.shown(stands.control_plane.kubeconfig)}")
+    click.echo(f"  export GPUCLAIM_LEDGER={shlex.quote(stands.ledger)}\n")
     order, too_many, vm = (cloud.shown(stands.examples / f"{name}.yaml") for name in ("order", "too-many", "vm"))
     for why, command in (
         ("the catalogue", "kubectl gpu classes"),
@@ -195,6 +197,7 @@ def _say_what_to_try(stands: Cloud) -> None:
         ("a GPU fails, as its driver sees it", f"kubectl annotate node gpu-1 {UNHEALTHY}=0000:18:00.0"),
         ("every GPU, and what has become of it", "kubectl gpu nodes"),
         ("the same, live", "kubectl gpu top"),
+        ("how long GPUs were held and used", "kubectl gpu usage"),
         ("what is wrong with the installation", "kubectl gpu doctor -n tenant-a"),
         ("what would move if a node were emptied", "gpuclaim plan --cluster --drain gpu-1 -o table"),
     ):

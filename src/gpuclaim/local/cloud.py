@@ -176,6 +176,11 @@ class Cloud:
         return self.control_plane.directory / "bin"
 
     @property
+    def ledger(self) -> str:
+        """The URL of the usage ledger, a file in the run folder."""
+        return f"sqlite:///{self.control_plane.directory / 'ledger.db'}"
+
+    @property
     def kubectl(self) -> Path:
         """That kubectl."""
         return self.programs / "kubectl"
@@ -268,6 +273,7 @@ class Cloud:
                     f"--kubeconfig={self.control_plane.kubeconfig}",
                     "--webhook-url=https://127.0.0.1:0",
                     f"--lease-namespace={NAMESPACE}",
+                    f"--ledger={self.ledger}",
                 ],
             )
             await self._blocking(process.start)
