@@ -151,21 +151,21 @@ class Census:
                     self.refused.add((meta.namespace, set_name, refusal.node_name, _kubelets(refusal.reason)))
 
 
-def of_classes(books: Books, now: dt.datetime) -> Values:
-    """Every class: O(classes x nodes)."""
-    values: Values = {gauge: {} for gauge in (CAPACITY, HELD, FREE, FOREIGN, UNHEALTHY, LARGEST)}
-    for name in sorted(books.classes):
-        there_is, resource, label = supply(books, name, now), books.resource(name), (name,)
-        if there_is is None:
-            continue
-        values[CAPACITY][label] = there_is.total
-        values[HELD][label] = there_is.held
-        values[FREE][label] = there_is.free
-        values[LARGEST][label] = there_is.largest
-        nodes = books.nodes.values()
-        values[FOREIGN][label] = sum(node.foreign.get(resource, 0) for node in nodes) if resource else 0
-        values[UNHEALTHY][label] = sum(node.unhealthy_of.get(resource, 0) for node in nodes) if resource else 0
-    return values
+def of_class(books: Books, name: str, now: dt.datetime) -> Values:
+    """One class: O(nodes)."""
+    there_is, resource = supply(books, name, now), books.resource(name)
+    if there_is is None or resource is None:
+        return {}
+    nodes = books.nodes.values()
+    found = {
+        CAPACITY: there_is.total,
+        HELD: there_is.held,
+        FREE: there_is.free,
+        LARGEST: there_is.largest,
+        FOREIGN: sum(node.foreign.get(resource, 0) for node in nodes if node.foreign),
+        UNHEALTHY: sum(node.unhealthy_of.get(resource, 0) for node in nodes if node.unhealthy_of),
+    }
+    return {gauge: {(name,): number} for gauge, number in found.items()}
 
 
 def of_claims(census: Census, classes: Iterable[str]) -> Values:

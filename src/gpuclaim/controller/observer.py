@@ -16,7 +16,7 @@ from gpuclaim.ledger.intervals import Record
 from gpuclaim.placement.books import Books
 
 _AT_A_TIME: Final = 500
-"""Claims that are counted in one go: about a millisecond."""
+"""Claims that are counted in one go: about a millisecond. Orders are answered in between."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -87,11 +87,17 @@ class Observer:
                 break
             census.count(self.books, claims[start : start + _AT_A_TIME], self.now())
             await asyncio.sleep(0)
-        books, now = self.books, self.now()
+        books, classes = self.books, sorted(self.books.classes)
+        of_classes: Values = {}
+        for name in classes:
+            for gauge, found in gauges.of_class(books, name, self.now()).items():
+                of_classes.setdefault(gauge, {}).update(found)
+            await asyncio.sleep(0)
+        now = self.now()
         books.advance(now)
         return {
-            **gauges.of_claims(census, books.classes),
-            **gauges.of_classes(books, now),
+            **gauges.of_claims(census, classes),
+            **of_classes,
             **gauges.of_nodes(books, now),
             **gauges.of_budgets(books.budgets.quotas(), books.classes, tenants=self.tenants),
             **gauges.of_reservations(books),

@@ -184,8 +184,10 @@ async def test_while_the_ledger_is_away_orders_go_on_and_a_deleted_claim_waits_a
         bound = model.condition(status.conditions, "Bound")
         assert bound is not None
         assert (bound.reason, status.node_name, status.held_since) == ("WaitsForLedger", "gpu-1", None)
+        assert {record.name for record in world.keeper.waiting()} == {"vm"}
         world.store.away = False
         await world.until(lambda: "vm" not in world.stored)
+        assert list(world.keeper.waiting()) == []
     assert world.store.spans() == [("vm", "Held", 3600, 300)]
 
 
