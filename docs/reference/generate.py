@@ -38,7 +38,9 @@ Made from the code by `make docs`. The controller serves them with `--metrics-li
 right; in the seconds between two leaders nobody tells it. A class that shares its resource with another counts the
 same GPUs: do not add them up. Labels have few values, however many tenants there are; what is not of a label's
 vocabulary counts as `Other`. Tenants' names are in the metrics with `--metrics-tenants` only
-(`controller.metrics.tenants`). [What to do about an alert](../how-to/alerts.md).
+(`controller.metrics.tenants`). Pods that the guard turns away never come here: the apiserver counts them, as
+`apiserver_validating_admission_policy_check_total{policy="gpuclaim-guard"}`.
+[What to do about an alert](../how-to/alerts.md).
 """
 HERE = Path(__file__).parent
 API, COMMAND_LINE, METRICS = HERE / "api.md", HERE / "command-line.md", HERE / "metrics.md"
