@@ -101,7 +101,7 @@ def _healthy(node: NodeFacts) -> _Said:
 
 
 def _overcommitted(node: NodeFacts) -> _Said:
-    over = {name: -free for name, free in node.free.items() if free < 0} | node.unbacked
+    over = node.over
     if not over:
         return Status.FALSE, NodeReason.WITHIN_CAPACITY, "holds are within what the node has"
     return Status.TRUE, NodeReason.ABOVE_CAPACITY, f"held beyond what the node has: {_counts(over)}"

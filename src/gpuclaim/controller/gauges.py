@@ -105,11 +105,11 @@ STATES: Final[Mapping[str, Callable[[NodeFacts], bool]]] = {
     "NotReady": lambda node: node.present and not node.ready,
     "Unschedulable": lambda node: node.unschedulable,
     "Cordoned": lambda node: node.cordoned,
-    "Silent": lambda node: node.silent or (node.reported and node.reported_at is None),
+    "Silent": lambda node: node.silent,
     "Rebooted": lambda node: node.rebooted,
     "Gone": lambda node: not node.present and bool(node.held),
     "DevicesUnhealthy": lambda node: bool(node.unhealthy),
-    NodeConditionType.OVERCOMMITTED.value: lambda node: bool(node.unbacked) or any(n < 0 for n in node.free.values()),
+    NodeConditionType.OVERCOMMITTED.value: lambda node: bool(node.over),
     NodeConditionType.FOREIGN_USE.value: lambda node: bool(node.foreign),
 }
 """What may be true of a node with GPUs, or with holds."""

@@ -39,4 +39,4 @@ def ailment(node: NodeFacts | None) -> HealthyReason:
 
 def lacking(node: NodeFacts) -> int:
     """By how many GPUs more is held than there is."""
-    return sum(-free for free in node.free.values() if free < 0) + sum(node.unbacked.values())
+    return sum(node.over.values())

@@ -254,6 +254,11 @@ class NodeFacts:
         return {name: count for name, count in held.items() if count > 0}
 
     @property
+    def over(self) -> dict[str, int]:
+        """What is held beyond what the node has, by resource."""
+        return {name: -free for name, free in self.free.items() if free < 0} | self.unbacked
+
+    @property
     def empty(self) -> bool:
         """Nothing is known of it any more."""
         return not (self.present or self.reported or self.held or self.pods)

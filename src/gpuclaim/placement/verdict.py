@@ -13,7 +13,7 @@ from gpuclaim.placement.books import Books
 from gpuclaim.placement.budget import Limit
 from gpuclaim.placement.orders import Cause, Move, Order, Verdict
 
-__all__ = ["Cause", "Move", "Order", "Verdict", "decide", "largest_order", "place_set"]
+__all__ = ["Cause", "Move", "Order", "Verdict", "decide", "largest_order", "largest_with_moves", "place_set"]
 
 
 def decide(books: Books, order: Order, now: dt.datetime) -> Verdict:
@@ -26,7 +26,7 @@ def decide(books: Books, order: Order, now: dt.datetime) -> Verdict:
     cls = books.classes.get(order.class_name)
     if cls is None:
         return messages.unknown_class(order)
-    if cls.spec.closed or cls.metadata.deletion_timestamp is not None:
+    if not _is_open(cls):
         return messages.class_closed(order)
     limits = tuple(books.budgets.limits(order.namespace, order.class_name, _own(books, order)))
     limit = model.max_count(cls)
@@ -77,6 +77,19 @@ def largest_order(books: Books, class_name: str, now: dt.datetime) -> int:
     free = books.view(cls).of(model.resource_name(cls)).largest()
     limit = model.max_count(cls)
     return free if limit is None else min(free, limit)
+
+
+def largest_with_moves(books: Books, class_name: str, now: dt.datetime) -> int:
+    """The same where holds that are off may move to make room (R35): what `decide` would take of such a tenant."""
+    books.advance(now)
+    cls = books.classes.get(class_name)
+    if cls is None or not _is_open(cls):
+        return 0
+    return _largest(books, Order("", "", "", class_name, 1, ""), cls, (), now)
+
+
+def _is_open(cls: GPUClass) -> bool:
+    return not cls.spec.closed and cls.metadata.deletion_timestamp is None
 
 
 def _own(books: Books, order: Order) -> int:

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
 from gpuclaim.api import core
 from gpuclaim.api.types import GPUNode, GPUNodeSpec, Health
 from gpuclaim.placement import drain as draining
-from gpuclaim.placement import evacuation, messages, quantity
+from gpuclaim.placement import evacuation, quantity
 from gpuclaim.placement.ailment import lacking
 from gpuclaim.placement.drain import Leaving
-from gpuclaim.placement.orders import Order
 from gpuclaim.placement.scenario import Simulation
-from gpuclaim.placement.verdict import decide, place_set
-
-_MORE_THAN_ANY: Final = 1_000_000
-_NOBODY: Final = "gpuclaim-plan"
-"""Orders that ask for the largest that would fit are of a namespace without a budget."""
+from gpuclaim.placement.verdict import largest_with_moves, place_set
 
 
 class WhatIfError(ValueError):
@@ -114,8 +108,11 @@ def drain(simulation: Simulation, name: str) -> list[Leaving]:
     Raises:
         WhatIfError: there is no such node.
     """
-    node = _node(simulation, name)
-    simulation.put(msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, unschedulable=True)))
+    if name not in simulation.books.nodes:
+        raise WhatIfError(f"there is no node {name}")
+    node = simulation.objects.get(("Node", "", name))
+    if isinstance(node, core.Node):
+        simulation.put(msgspec.structs.replace(node, spec=msgspec.structs.replace(node.spec, unschedulable=True)))
     found = draining.drain(simulation.books, name, simulation.now)
     for leaving in found:
         simulation.make(leaving.verdict.moves)
@@ -124,12 +121,8 @@ def drain(simulation: Simulation, name: str) -> list[Leaving]:
 
 def largest(simulation: Simulation) -> dict[str, int]:
     """By class, the largest order of a tenant without a budget that would be taken now, moves included."""
-    found: dict[str, int] = {}
-    for name in sorted(simulation.books.classes):
-        asked = Order(_NOBODY, "largest", "", name, _MORE_THAN_ANY, "largest")
-        causes = decide(simulation.books, asked, simulation.now).causes
-        found[name] = next((int(cause.message) for cause in causes if cause.reason == messages.LARGEST), 0)
-    return found
+    books = simulation.books
+    return {name: largest_with_moves(books, name, simulation.now) for name in sorted(books.classes)}
 
 
 def _break(simulation: Simulation, name: str, address: str) -> None:
