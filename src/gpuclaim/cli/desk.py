@@ -172,10 +172,7 @@ def paint(value: str, colour: str) -> str:
 
 def folded(line: str, wide: int | None = None) -> str:
     """A sentence on as many lines as the terminal needs; `wide` columns, by default those of the output."""
-    import textwrap
-
-    room = columns() if wide is None else wide
-    return "\n".join(textwrap.wrap(line, room, break_on_hyphens=False)) if room else line
+    return "\n".join(text.folded(line, columns() if wide is None else wide))
 
 
 def note(line: str) -> None:

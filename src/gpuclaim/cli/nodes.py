@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.cli import complete, desk
 from gpuclaim.cli.desk import Desk
@@ -28,8 +27,7 @@ def nodes(at: Desk, names: tuple[str, ...], selector: str, form: str | None) -> 
     elif not found["items"]:
         desk.note("No GPUNode found: no agent has reported yet.")
     else:
-        classes = at.client.objects(GPUClass)
-        resources = {cls.metadata.name: model.resource_name(cls) for cls in classes}
-        rows = view.rows(decoded(GPUNode, found["items"]), at.client.objects(GPUClaim), resources)
-        desk.show_table(view.HEADER, rows)
+        resources = view.resources_of(at.client.objects(GPUClass))
+        drawn = view.drawn(decoded(GPUNode, found["items"]), at.client.objects(GPUClaim), resources)
+        desk.show_table(view.HEADER, view.rows(drawn))
         desk.note(view.LEGEND)

@@ -15,7 +15,6 @@ import click
 from gpuclaim.cli import desk, options
 from gpuclaim.placement import object_file, scenario, scenario_file, whatif
 from gpuclaim.placement.drain import Leaving
-from gpuclaim.placement.drain import drain as planned
 from gpuclaim.placement.scenario import (
     KINDS,
     Clock,
@@ -36,31 +35,33 @@ from gpuclaim.views import text
 from gpuclaim.views.table import Cell
 
 _NODES_MAX: Final = 1000
+_GPUS_MAX: Final = 1_000_000
+_LINES_MAX: Final = 12
 
 
-class _ClassCount(click.ParamType[tuple[str, int]]):
-    name = "CLASS=COUNT"
+class _Counted(click.ParamType[tuple[str, int]]):
+    """A name and a number, such as h200=2."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        if isinstance(value, tuple):
-            return value
-        name, _, count = str(value).partition("=")
-        if not name or not count.isascii() or not count.isdigit() or not 1 <= int(count) <= 1_000_000:
-            self.fail(f"{text.safe(str(value))!r} is no order such as h200=2", param, ctx)
-        return name, int(count)
-
-
-class _NodeCount(click.ParamType[tuple[str, int]]):
-    name = "NODE[=COUNT]"
+    def __init__(self, name: str, most: int, expected: str, default: str = "") -> None:
+        self.name = name
+        self._most = most
+        self._expected = expected
+        self._default = default
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         if isinstance(value, tuple):
             return value
         name, equals, count = str(value).partition("=")
-        count = count if equals else "1"
-        if not name or not count.isascii() or not count.isdigit() or not 1 <= int(count) <= _NODES_MAX:
-            self.fail(f"{text.safe(str(value))!r} must be a node to copy and how often, such as gpu-1=2", param, ctx)
+        count = count if equals else self._default
+        if not name or not count.isascii() or not count.isdigit() or not 1 <= int(count) <= self._most:
+            self.fail(f"{text.safe(str(value))!r} {self._expected}", param, ctx)
         return name, int(count)
+
+
+_CLASS_COUNT: Final = _Counted("CLASS=COUNT", _GPUS_MAX, "is no order such as h200=2")
+_NODE_COUNT: Final = _Counted(
+    "NODE[=COUNT]", _NODES_MAX, "must be a node to copy and how often, such as gpu-1=2", default="1"
+)
 
 
 @dataclass
@@ -85,12 +86,12 @@ class _Outcome:
 @click.option("--dump", metavar="FILE", help="The state as kubectl printed it with -o yaml or json; - as above.")
 @click.option("--cluster", is_flag=True, help="The state of the cluster as it is now.")
 @options.kubeconfig
-@click.option("--add", type=_NodeCount(), multiple=True, help="Suppose so many more nodes like this one. Repeatable.")
+@click.option("--add", type=_NODE_COUNT, multiple=True, help="Suppose so many more nodes like this one. Repeatable.")
 @click.option(
     "--lose", metavar="DEVICE", multiple=True, help="Suppose that this GPU fails: NODE/ADDRESS, or ADDRESS. Repeatable."
 )
 @click.option("--drain", metavar="NODE", help="Suppose that this node is emptied: what would move, and what not.")
-@click.option("--order", "wanted", type=_ClassCount(), multiple=True, help="An order of that many GPUs. Repeatable.")
+@click.option("--order", "wanted", type=_CLASS_COUNT, multiple=True, help="An order of that many GPUs. Repeatable.")
 @click.option("--orders", metavar="FILE", help="Orders from a file: GPUClaims, as for kubectl create -f.")
 @click.option("-n", "--namespace", default="default", show_default=True, help="Whose orders they are.")
 @click.option(
@@ -148,14 +149,14 @@ def plan(
     except ScenarioError as error:
         raise click.ClickException(f"{source or 'the cluster'}: {error}") from None
     as_json = (output or ("table" if sys.stdout.isatty() else "json")) == "json"
+    _suppose(simulation, outcome, add, lose, drain)
     supposes = bool(dump is not None or cluster or add or lose or wanted or orders or picture)
     if not supposes:
-        if drain is None:
+        if outcome.drained is None:
             _show_steps(outcome.steps, as_json=as_json)
         else:
-            _show_drain(simulation, drain, as_json=as_json)
+            _show_drain(*outcome.drained, as_json=as_json)
     else:
-        _suppose(simulation, outcome, add, lose, drain)
         _order(simulation, outcome, _orders(wanted, orders, namespace), orders or "")
         outcome.largest = whatif.largest(simulation)
         outcome.nodes = view.changes(before, simulation.objects.values())
@@ -373,10 +374,7 @@ def _row(step: Step, result: Result) -> tuple[str, str | Cell, str, str]:
             return "holds", "", "", held or "none"
 
 
-def _show_drain(simulation: Simulation, node: str, *, as_json: bool) -> None:
-    if node not in simulation.books.nodes:
-        raise click.ClickException(f"there is no node {text.safe(node)}")
-    found = planned(simulation.books, node, simulation.now)
+def _show_drain(node: str, found: Sequence[Leaving], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(_leaving(found), indent=2))
     else:
@@ -399,6 +397,3 @@ def _draw(file: Path, outcome: _Outcome) -> None:
         file.write_text(drawing.svg("The nodes, before and after", lines, outcome.nodes))
     except OSError as error:
         raise click.ClickException(f"{file}: {error.strerror}") from None
-
-
-_LINES_MAX: Final = 12

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpuclaim.api import model
 from gpuclaim.api.reasons import NodeConditionType
-from gpuclaim.api.types import Device, GPUClaim, GPUNode, Health
+from gpuclaim.api.types import Device, GPUClaim, GPUClass, GPUNode, Health
 from gpuclaim.views.table import Cell, Row
 
 HEADER: Final = ("NODE", "GPUS", "FREE", "HELD", "USED", "NOTE")
@@ -122,20 +122,41 @@ _GOOD: Final = {
 }
 
 
-def rows(nodes: Iterable[GPUNode], claims: Iterable[GPUClaim], resources: Mapping[str, str]) -> Iterator[Row]:
-    """A row a node, in the order of HEADER."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A node, its GPUs, and how many of them claims hold."""
+
+    node: GPUNode
+    slots: list[Slot]
+    held: int
+
+
+def drawn(nodes: Iterable[GPUNode], claims: Iterable[GPUClaim], resources: Mapping[str, str]) -> list[Drawn]:
+    """Every node by name, as `slots` draws it. O(nodes log nodes + claims)."""
     on: dict[str, list[GPUClaim]] = {}
     for claim in claims:
         on.setdefault(claim.status.node_name or "", []).append(claim)
-    for node in sorted(nodes, key=lambda each: each.metadata.name):
-        held = on.get(node.metadata.name, [])
-        drawn = slots(node, held, resources)
-        states = [slot.state for slot in drawn]
+    return [
+        Drawn(node, slots(node, held, resources), sum(claim.spec.count for claim in held))
+        for node in sorted(nodes, key=lambda each: each.metadata.name)
+        for held in [on.get(node.metadata.name, [])]
+    ]
+
+
+def resources_of(classes: Iterable[GPUClass]) -> dict[str, str]:
+    """Class name → the resource it is made of."""
+    return {cls.metadata.name: model.resource_name(cls) for cls in classes}
+
+
+def rows(found: Iterable[Drawn]) -> Iterator[Row]:
+    """A row a node, in the order of HEADER."""
+    for each in found:
+        states = [slot.state for slot in each.slots]
         yield (
-            node.metadata.name,
+            each.node.metadata.name,
             "".join(states),
             str(states.count(State.FREE)),
-            str(sum(claim.spec.count for claim in held)),
+            str(each.held),
             str(states.count(State.ATTACHED) + states.count(State.FOREIGN)),
-            note(node),
+            note(each.node),
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
-from gpuclaim.views.nodes import State, slots
+from gpuclaim.views import nodes
+from gpuclaim.views.nodes import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,10 @@ def changes(before: Iterable[object], after: Iterable[object]) -> list[Change]:
 
 
 def _drawn(objects: Iterable[object]) -> Mapping[str, tuple[State, ...]]:
-    nodes: list[GPUNode] = []
-    held: dict[str, list[GPUClaim]] = {}
-    resources: dict[str, str] = {}
-    for obj in objects:
-        match obj:
-            case GPUNode():
-                nodes.append(obj)
-            case GPUClass():
-                resources[obj.metadata.name] = model.resource_name(obj)
-            case GPUClaim() if obj.status.node_name:
-                held.setdefault(obj.status.node_name, []).append(obj)
-    return {
-        node.metadata.name: tuple(slot.state for slot in slots(node, held.get(node.metadata.name, ()), resources))
-        for node in nodes
-    }
+    known = list(objects)
+    found = nodes.drawn(
+        [each for each in known if isinstance(each, GPUNode)],
+        [each for each in known if isinstance(each, GPUClaim)],
+        nodes.resources_of(each for each in known if isinstance(each, GPUClass)),
+    )
+    return {each.node.metadata.name: tuple(slot.state for slot in each.slots) for each in found}

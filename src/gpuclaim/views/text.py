@@ -33,6 +33,13 @@ def cut(text: str, columns: int) -> str:
     return kept + "…" if columns > 0 else ""
 
 
+def folded(sentence: str, columns: int | None) -> list[str]:
+    """The sentence on lines of at most so many columns; on one where there is no width to keep to."""
+    import textwrap
+
+    return textwrap.wrap(sentence, columns, break_on_hyphens=False) if columns else [sentence]
+
+
 def age(since: dt.datetime | None, now: dt.datetime) -> str:
     """How long ago, as kubectl writes it, in the two largest units that say something."""
     if since is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.views import claims, nodes, table, text
-from gpuclaim.views.nodes import State
+from gpuclaim.views.nodes import Drawn, State
 from gpuclaim.views.table import Cell, Paint, Row
 
 _CLASSES: Final = ("CLASS", "GPUS", "FREE", "HELD", "ATTACHED", "FOREIGN", "BROKEN", "")
@@ -49,11 +49,12 @@ def lines(
     """
     head = [_cut(_title(scene), columns)]
     if scene.fault:
-        head += [paint(line, "red") for line in _folded(scene.fault, columns)]
-    counted = list(_class_rows(scene))
+        head += [paint(line, "red") for line in text.folded(scene.fault, columns)]
+    drawn = nodes.drawn(scene.reports or (), scene.claims or (), nodes.resources_of(scene.classes or ()))
+    counted = list(_class_rows(scene, drawn))
     if counted:
         head += ["", *table.render(_CLASSES, counted, columns, paint).split("\n")]
-    header, found = _body(scene)
+    header, found = _body(scene, drawn)
     body = table.render(header, found, columns, paint).split("\n") if found else [_cut(_nothing(scene), columns)]
     if rows is None:
         return [*head, "", *body]
@@ -85,30 +86,20 @@ def _nothing(scene: Scene) -> str:
     return "No agent has reported yet." if scene.reports is not None else "Nothing is ordered."
 
 
-def _body(scene: Scene) -> tuple[Sequence[str], list[Row]]:
+def _body(scene: Scene, drawn: Sequence[Drawn]) -> tuple[Sequence[str], list[Row]]:
     if scene.reports is not None:
-        return nodes.HEADER, list(nodes.rows(scene.reports, scene.claims or (), _resources(scene)))
+        return nodes.HEADER, list(nodes.rows(drawn))
     found = claims.rows(scene.claims or (), scene.now, namespaces=not scene.place, wide=True)
     return claims.HEADER, list(found)
 
 
-def _resources(scene: Scene) -> dict[str, str]:
-    return {cls.metadata.name: model.resource_name(cls) for cls in scene.classes or ()}
-
-
-def _class_rows(scene: Scene) -> Iterator[Row]:
+def _class_rows(scene: Scene, drawn: Sequence[Drawn]) -> Iterator[Row]:
     """A row a class; a GPU that two classes offer counts for both."""
     if scene.reports is None:
         return
-    on: dict[str, list[GPUClaim]] = {}
-    for claim in scene.claims or ():
-        on.setdefault(claim.status.node_name or "", []).append(claim)
-    resources = _resources(scene)
-    slots = [
-        slot for report in scene.reports for slot in nodes.slots(report, on.get(report.metadata.name, ()), resources)
-    ]
+    slots = [slot for each in drawn for slot in each.slots]
     for cls in sorted(scene.classes or (), key=lambda each: each.metadata.name):
-        states = [slot.state for slot in slots if resources[cls.metadata.name] in slot.resources]
+        states = [slot.state for slot in slots if model.resource_name(cls) in slot.resources]
         count = {state: states.count(state) for state in State}
         broken = sum(count[state] for state in _OUT)
         yield (
@@ -157,9 +148,3 @@ _ORDER: Final = (
 
 def _cut(line: str, columns: int | None) -> str:
     return line if columns is None else text.cut(line, columns)
-
-
-def _folded(sentence: str, columns: int | None) -> Iterable[str]:
-    import textwrap
-
-    return textwrap.wrap(sentence, columns, break_on_hyphens=False) if columns else [sentence]

@@ -86,7 +86,7 @@ def test_a_row_says_what_keeps_new_holds_away() -> None:
     silent = ("Reporting", Status.FALSE, "Silent")
     fine = ("Overcommitted", Status.FALSE, "WithinCapacity")
     found = node(device(1), device(2), conditions=(silent, fine), cordoned=True)
-    assert table.render(nodes.HEADER, nodes.rows([found], [claim()], RESOURCES)) == (
+    assert table.render(nodes.HEADER, nodes.rows(nodes.drawn([found], [claim()], RESOURCES))) == (
         "NODE    GPUS   FREE   HELD   USED   NOTE\ngpu-1   h.     1      1      0      cordoned, Silent"
     )
 
