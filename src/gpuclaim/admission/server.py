@@ -49,15 +49,28 @@ async def serve(
         app.router.add_post(path, _endpoint(handler))
     app.router.add_get("/healthz", _healthz)
     app.router.add_get("/readyz", _readyz(ready, remark))
+    async with listening(app, host, port, tls) as actual:
+        yield actual
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[int]:
+    """Serves the application while the context is open, and gives the port; an empty host is every address.
+
+    Raises:
+        PortInUseError: it cannot listen there.
+    """
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         # Connections wait in the kernel while a burst of orders is worked off, instead of being refused.
-        site = web.TCPSite(runner, host, port, ssl_context=tls, backlog=1024)
+        site = web.TCPSite(runner, host or None, port, ssl_context=tls, backlog=1024)
         try:
             await site.start()
         except OSError as error:
-            raise PortInUseError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            raise PortInUseError(f"cannot listen on {host or 'every address'}:{port}: {error.strerror}") from None
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from gpuclaim.admission.server import PortInUseError
+from gpuclaim.admission.server import listening
 
 Page: TypeAlias = Callable[[str], Awaitable[tuple[bytes, str]]]
 """From what the reader accepts (an HTTP header) to the page and its media type."""
@@ -28,14 +28,5 @@ async def serving(address: tuple[str, int], page: Page) -> AsyncIterator[int]:
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    host, port = address
-    try:
-        try:
-            await web.TCPSite(runner, host or None, port).start()
-        except OSError as error:
-            raise PortInUseError(f"cannot listen on {host or 'every address'}:{port}: {error.strerror}") from None
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    async with listening(app, *address) as port:
+        yield port
