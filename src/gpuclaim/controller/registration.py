@@ -146,7 +146,8 @@ class Registration:
         if content == configuration and not anew:
             return None
         stored: dict[str, Any] = await self._trying(self._in_time, send, configuration)
-        now = int(stored["metadata"].get("generation", 0))
+        # Of what was there already and was left alone, nobody tells which generation it is.
+        now = int(stored["metadata"].get("generation", generation))
         self._written[key] = (configuration, now)
         if content != configuration:
             return stored
