@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -16,6 +17,11 @@ _AGAIN_SECONDS: Final = 1.0
 _GONE: Final = 410
 
 
+def _wait() -> None:
+    # Nobody ends this: the thread goes with the program.
+    threading.Event().wait(_AGAIN_SECONDS)
+
+
 class Follower(Generic[T]):
     """The objects of a kind, in one namespace or everywhere.
 
@@ -23,12 +29,21 @@ class Follower(Generic[T]):
     goes wrong then is in `fault`, and is tried again every second.
     """
 
-    def __init__(self, client: Blocking, type_: type[T], namespace: str, changed: threading.Event) -> None:
-        """Prepare; `changed` is set whenever there is something new."""
+    def __init__(
+        self,
+        client: Blocking,
+        type_: type[T],
+        namespace: str,
+        changed: threading.Event,
+        *,
+        pause: Callable[[], object] = _wait,
+    ) -> None:
+        """Prepare; `changed` is set whenever there is something new, `pause` keeps attempts apart."""
         self._client = client
         self._type = type_
         self._namespace = namespace
         self._changed = changed
+        self._pause = pause
         self._lock = threading.Lock()
         self._objects: dict[tuple[str, str], T] = {}
         self._version = ""
@@ -67,7 +82,9 @@ class Follower(Generic[T]):
                 self._watch()
             except AnswerError as error:
                 if error.status.code != _GONE:
+                    # Who may list and not watch sees what a list says, every second.
                     self._say(error)
+                    self._pause()
                 self._again()
             except NoAnswerError as error:
                 self._say(error)
@@ -79,8 +96,7 @@ class Follower(Generic[T]):
                 self.first()
             except (AnswerError, NoAnswerError) as error:
                 self._say(error)
-                # Nobody ends this: the thread goes with the program.
-                threading.Event().wait(_AGAIN_SECONDS)
+                self._pause()
             else:
                 self._say(None)
                 return
