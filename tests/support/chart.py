@@ -21,12 +21,17 @@ class HelmError(Exception):
     """Helm ended with an error; the message is what it said."""
 
 
+def required(module: Path, package: str) -> str:
+    """The version of a package that the module's go.mod requires."""
+    found = re.search(rf"^\s*{re.escape(package)} (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
+    assert found, f"{module}/go.mod requires no {package}"
+    return found[1]
+
+
 def component() -> build.Component:
     """Helm in one program."""
     module = toolchain.localkube_dir() / "helm"
-    found = re.search(rf"^\s*{re.escape(_PACKAGE)} (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
-    assert found, "go.mod requires no Helm"
-    version = found[1]
+    version = required(module, _PACKAGE)
     variables = ((f"{_PACKAGE}/internal/version.version", version),)
     return build.Component("helm", version, module, package=f"{_PACKAGE}/cmd/helm", variables=variables)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gpuclaim.local import build, toolchain
-from support.chart import CHART
+from support.chart import CHART, required
 
 ALERTS = CHART / "files" / "alerts.yaml"
 DASHBOARD = CHART / "files" / "dashboard.json"
@@ -20,9 +19,8 @@ _MODULE = "github.com/prometheus/prometheus"
 def component() -> build.Component:
     """promtool in one program."""
     module = toolchain.localkube_dir() / "promtool"
-    found = re.search(rf"^\s*{re.escape(_MODULE)} (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
-    assert found, "go.mod requires no Prometheus"
-    return build.Component("promtool", found[1], module, package=f"{_MODULE}/cmd/promtool", tags=("remove_all_sd",))
+    version, package = required(module, _MODULE), f"{_MODULE}/cmd/promtool"
+    return build.Component("promtool", version, module, package=package, tags=("remove_all_sd",))
 
 
 def alerts() -> list[dict[str, Any]]:
