@@ -119,6 +119,7 @@ def cluster(control_plane: ControlPlane, slate: Slate) -> Iterator[ControlPlane]
     """`control_plane`, emptied after the test."""
     yield control_plane
     guarded = guards.resources(control_plane)
+    guards.until_in_force(control_plane, guarded)
     slate.wipe()
     guards.until_forgotten(control_plane, guarded)
 
