@@ -156,7 +156,13 @@ _LABELS = {
     "`gpuclaim_budgets` state": gauges.BUDGET_STATES,
     "verdict": tuple(judgement.Ruling),
     "reason of `gpuclaim_claim_events_total`": tuple(reasons.EventReason),
-    "reason of `gpuclaim_orders_total`": ("", *reasons.Refusal, *reasons.MachineRefusal, "ServiceUnavailable"),
+    "reason of `gpuclaim_orders_total`": (
+        "",
+        *reasons.Refusal,
+        *reasons.MachineRefusal,
+        "AlreadyExists",
+        "ServiceUnavailable",
+    ),
     "reason of `gpuclaim_pods_total`": ("", *reasons.PodRefusal, "ServiceUnavailable"),
     "reason of `gpuclaim_refusals`": ("OutOfResource", *sorted(refusals.REASONS)),
 }

@@ -14,7 +14,7 @@ from gpuclaim.admission.hearing import UNAVAILABLE_CODE, Hearing
 from gpuclaim.admission.judgement import Judgement, Ruling, Subject
 from gpuclaim.api import core, model, names
 from gpuclaim.api.types import GPUClaim
-from gpuclaim.placement import messages
+from gpuclaim.placement import messages, repeats
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
 from gpuclaim.placement.pods import PodRefused, decide_pod
@@ -25,6 +25,7 @@ RESERVED_FOR: Final = dt.timedelta(seconds=30)
 POD_RESERVED_FOR: Final = dt.timedelta(seconds=10)
 """The same for a pod. Shorter: where another admission plugin turned the pod away, its owner soon tries again."""
 
+ALREADY_EXISTS: Final = "AlreadyExists"
 _UNAVAILABLE: Final = "ServiceUnavailable"
 
 
@@ -50,6 +51,7 @@ class Desk:
             that takes too long.
         being_refused: whether a set (namespace, name) had a pod turned away, and its claims do not all say so yet.
         machine_order: what a stored VirtualMachine (namespace, name) orders, under the VM's UID.
+        gone: whether a deleted claim (namespace, name) that has no pod any more is no more, in a moment at the latest.
         judged: hears of every decision once it is answered.
     """
 
@@ -60,6 +62,7 @@ class Desk:
     being_refused: Callable[[str, str], bool]
     settled: Callable[[str, str], Awaitable[bool]]
     machine_order: Callable[[str, str], Order | None]
+    gone: Callable[[str, str], Awaitable[bool]]
     judged: Callable[[Judgement], None] = lambda _judgement: None
 
     async def hold(self, request: review.Request) -> review.Response:
@@ -153,6 +156,16 @@ class Desk:
     async def _decided(self, hearing: Hearing, order: Order) -> review.Response:
         """Decides the order, and reserves under its UID what it is given."""
         request, hearing.order = hearing.request, order
+        if await self._exists(order):
+            return _name_is_taken(order)
+        if obstacle := self.obstacle():
+            return _unavailable(obstacle)
+        earlier = repeats.other_try(self.books, order)
+        if earlier is not None:
+            hearing.node = earlier.node
+            if not request.dry_run:
+                self.books.hand_over(earlier.uid, order, self.now() + RESERVED_FOR)
+            return review.allow()
         verdict = hearing.decided(lambda: decide(self.books, order, self.now()))
         while not verdict.admitted and self.books.in_flight(order.namespace, order.set_name):
             # The set's members come at once: what is on its way cannot be moved yet, and can in a moment.
@@ -169,6 +182,14 @@ class Desk:
             if obstacle := await self._moved(order.uid, verdict.moves):
                 return _unavailable(obstacle)
         return review.allow()
+
+    async def _exists(self, order: Order) -> bool:
+        """Whether a claim of this name is stored. One that is being deleted may be gone already, and is waited for."""
+        claim = self.books.claim(order.namespace, order.name)
+        if claim is None or claim.metadata.uid == order.uid:
+            return False
+        # Only we let a claim go, and not before it is deleted: any other is surely there.
+        return claim.metadata.deletion_timestamp is None or not await self.gone(order.namespace, order.name)
 
     async def _pod(self, hearing: Hearing) -> review.Response:
         request = hearing.request
@@ -218,6 +239,14 @@ class Desk:
 
 
 _MACHINE_FIELDS: Final = {"spec.count": machines.COUNT_FIELD, "spec.className": machines.CLASS_FIELD}
+
+
+def _name_is_taken(order: Order) -> review.Response:
+    """As the apiserver says it, which asks us first."""
+    kind = "gpuclaims"
+    message = f'{kind}.{names.GROUP} "{order.name}" already exists'
+    details = core.StatusDetails(group=names.GROUP, kind=kind, name=order.name)
+    return review.refuse(ALREADY_EXISTS, message, code=409, details=details)
 
 
 def _refused(request: review.Request, order: Order, verdict: Verdict) -> review.Response:

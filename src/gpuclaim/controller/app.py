@@ -226,6 +226,7 @@ class Controller:
             being_refused=self._binder.being_refused,
             settled=self._binder.settled,
             machine_order=self._machines.order,
+            gone=self._binder.gone,
             judged=self._telemetry.judged,
         )
         handlers = {

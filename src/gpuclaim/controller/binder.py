@@ -28,7 +28,7 @@ from gpuclaim.controller.workqueue import WorkQueue
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.ledger import intervals
 from gpuclaim.ledger.intervals import Past
-from gpuclaim.placement import evacuation, refusals, unscheduled
+from gpuclaim.placement import evacuation, refusals, repeats, unscheduled
 from gpuclaim.placement.ailment import ailment
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Move, Order, Verdict
@@ -101,15 +101,32 @@ class Binder:
 
     def claim_changed(self, claim: GPUClaim) -> None:
         """A claim is new or has changed."""
-        # Whoever waits sees the books as they are now; the next one waits for the next change.
-        self._told.set()
-        self._told = asyncio.Event()
+        self._tell()
+        self._share(claim)
         if not self._active:
             return
         meta = claim.metadata
         if claim.status.node_name is None and self._books.reservation(meta.uid) is None:
             self._sweep_due.set()
         self._queue.add((meta.namespace, meta.name))
+
+    def claim_gone(self) -> None:
+        """A claim is no more."""
+        self._tell()
+
+    def _tell(self) -> None:
+        # Whoever waits sees the books as they are now; the next one waits for the next change.
+        self._told.set()
+        self._told = asyncio.Event()
+
+    def _share(self, claim: GPUClaim) -> None:
+        """The claim is stored, so no other try of its order can be: what is reserved for another is the claim's."""
+        order = Order.of(claim)
+        while (other := repeats.other_try(self._books, order)) is not None:
+            if claim.status.node_name is None and self._books.reservation(order.uid) is None:
+                self._books.hand_over(other.uid, order, self._now() + RESERVED_FOR)
+            else:
+                self._books.release(other.uid)
 
     def pod_seen(self, pod: core.Pod) -> None:
         """A pod is new or has changed; one that kubelet turned away is remembered until it is gone (R37)."""
@@ -190,6 +207,18 @@ class Binder:
         try:
             async with asyncio.timeout(_SETTLE_SECONDS):
                 while self._books.in_flight(namespace, set_name):
+                    await self._told.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def gone(self, namespace: str, name: str) -> bool:
+        """Waits until a deleted claim that has no pod any more is no more; False where it has, or takes too long."""
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while (claim := self._books.claim(namespace, name)) is not None:
+                    if self._books.attached(namespace, model.claim_set(claim)):
+                        return False
                     await self._told.wait()
         except TimeoutError:
             return False

@@ -72,6 +72,7 @@ class Mirror(Generic[T]):
             return
         if self.kind is GPUClaim:
             self.machines.claim_gone(namespace, name)
+            self.binder.claim_gone()
         elif self.kind is GPUNode:
             self.reporter.node_gone(name)
         elif self.kind is core.ResourceQuota:

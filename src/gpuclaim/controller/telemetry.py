@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from gpuclaim import __version__
 from gpuclaim.admission import review
+from gpuclaim.admission.desk import ALREADY_EXISTS
 from gpuclaim.admission.judgement import Judgement, Subject
 from gpuclaim.api.reasons import EventReason, MachineRefusal, PodRefusal, Refusal
 from gpuclaim.controller.gauges import OTHER, Family, Values
@@ -24,7 +25,7 @@ audit = logging.getLogger("gpuclaim.audit")
 
 _DECISION_BUCKETS: Final = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 1e-2, 5e-2, 0.25, 1.0)
 _WEBHOOK_BUCKETS: Final = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0, 2.5, 5.0, 10.0)
-_REASONS: Final = frozenset({*Refusal, *PodRefusal, *MachineRefusal, "ServiceUnavailable", ""})
+_REASONS: Final = frozenset({*Refusal, *PodRefusal, *MachineRefusal, ALREADY_EXISTS, "ServiceUnavailable", ""})
 
 LEADER: Final = Family("gpuclaim_leader", "1 while this replica holds the lease.")
 READY: Final = Family("gpuclaim_ready", "1 while this replica would take an order: it leads, and knows everything.")

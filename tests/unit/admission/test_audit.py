@@ -52,6 +52,7 @@ def court() -> Court:
         being_refused=lambda _namespace, _set: False,
         settled=settled,
         machine_order=lambda _namespace, _name: made.machine,
+        gone=settled,
         judged=judged.append,
     )
     made = Court(desk, judged)
