@@ -278,14 +278,19 @@ class Controller:
 
     async def _tick(self) -> None:
         """What only time changes: reservations that ran out, nodes that fell silent."""
-        time = asyncio.get_running_loop().time
+        time, seen = asyncio.get_running_loop().time, self.books.revision
         while True:
             due = time() + _TICK_SECONDS
             await asyncio.sleep(_TICK_SECONDS)
             self._observer.looked(time() - due)
-            before = self.books.revision
-            self.books.expire(self._now(), binds=self._elector.leads())
-            if self.books.revision != before:
+            leads = self._elector.leads()
+            self.books.expire(self._now(), binds=leads)
+            if leads:
+                self.books.advance(self._now())
+                self._binder.sets_let_off(self.books.let_off())
+            # Whoever asked the books meanwhile has found part of it.
+            if self.books.revision != seen:
+                seen = self.books.revision
                 self._binder.room_changed()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -154,6 +154,11 @@ class Binder:
             return
         for claim in self._books.claims_of_set(namespace, set_name):
             self._queue.add((namespace, claim.metadata.name))
+
+    def sets_let_off(self, sets: Iterable[Key]) -> None:
+        """No pod is on its way to these sets any more: a deleted claim may go."""
+        for namespace, set_name in sets:
+            self.set_changed(namespace, set_name)
 
     def clock_stepped(self, step: dt.timedelta) -> None:
         """The clock was set, by `step`."""

@@ -87,6 +87,7 @@ class Books:
         self._reservations: dict[str, Reservation] = {}
         self._pending: dict[tuple[str, str], dict[str, str]] = {}
         self._pod_reservations: dict[str, PodReservation] = {}
+        self._let_off: set[tuple[str, str]] = set()
         self._dirty: set[str] = set()
         self._now = _BEGINNING
         self._deadlines: list[tuple[dt.datetime, str]] = []
@@ -417,6 +418,15 @@ class Books:
         reservation = self._pod_reservations.pop(uid, None) if self._pod_reservations else None
         if reservation is not None:
             self._touch_set(reservation.namespace, reservation.set_name)
+            self._let_off.add((reservation.namespace, reservation.set_name))
+
+    def let_off(self) -> set[tuple[str, str]]:
+        """The sets (namespace, name) that a pod was on its way to and is no more, since the last call.
+
+        It is there, or does not come: nothing else tells of the latter.
+        """
+        let_off, self._let_off = self._let_off, set()
+        return let_off
 
     def expire(self, now: dt.datetime, *, binds: bool = True) -> None:
         """Drop the reservations whose time ran out.

@@ -216,6 +216,25 @@ async def test_a_deleted_claim_is_held_until_its_pod_has_ended() -> None:
         assert world.books.holds_by_node() == {}
 
 
+async def test_a_deleted_claim_whose_pod_was_let_in_and_never_came_goes_once_it_is_not_awaited_any_more() -> None:
+    world = World()
+    async with world.running():
+        world.admit("a")
+        world.add("a")
+        await world.until(lambda: world.where("a"))
+        world.books.reserve_pod("tenant-a", "a", "pod request", NOW + dt.timedelta(seconds=10))
+        claim = world.stored["a"]
+        meta = msgspec.structs.replace(claim.metadata, deletion_timestamp=NOW)
+        world.stored["a"] = msgspec.structs.replace(claim, metadata=meta)
+        world.tell("a")
+        await world.until(lambda: not world.binder.waiting())
+        assert "a" in world.stored
+        # Nothing is stored that would tell of it: time alone does.
+        world.books.advance(NOW + dt.timedelta(seconds=10))
+        world.binder.sets_let_off(world.books.let_off())
+        await world.until(lambda: "a" not in world.stored)
+
+
 BOUND = {"nodeName": "gpu-1", "heldSince": NOW.isoformat()}
 
 
