@@ -168,9 +168,9 @@ class Oracle:
             if expires <= now:
                 continue
             after = kept.get(refusal["nodeName"])
-            if after is None:
+            if after is None and self._api.find("nodes", "", refusal["nodeName"]) is not None:
                 self.fault(f"{_id(new)} forgets that {refusal['nodeName']} refused it (R37)")
-            elif self.truthful_clocks and dt.datetime.fromisoformat(after["expiresAt"]) < expires:
+            elif after and self.truthful_clocks and dt.datetime.fromisoformat(after["expiresAt"]) < expires:
                 self.fault(f"{_id(new)}: the refusal by {refusal['nodeName']} ends earlier (R37)")
 
     def _live_pods(self, claim: Json) -> list[str]:

@@ -91,6 +91,7 @@ class Binder:
         self._ailments: dict[str, HealthyReason] = {}
         self._refused: dict[Key, Verdict] = {}
         self._turned_away: dict[Key, dict[str, TurnedAway]] = {}
+        self._nodes_gone = False
         self._sweep_due = asyncio.Event()
 
     def waiting(self) -> int:
@@ -138,15 +139,33 @@ class Binder:
     def pod_gone(self, namespace: str, name: str) -> None:
         """A pod is no more."""
         self._pod_times.gone(namespace, name)
-        for key in [key for key, pods in self._turned_away.items() if key[0] == namespace and name in pods]:
-            del self._turned_away[key][name]
-            if not self._turned_away[key]:
+        self._forget_turned_away(lambda away: (away.namespace, away.pod) == (namespace, name))
+
+    def node_gone(self, name: str) -> None:
+        """A Node is no more, and what it refused is forgotten: who comes back under the name is another (R37)."""
+        self._forget_turned_away(lambda away: away.node == name)
+        self._nodes_gone = True
+
+    def _forget_turned_away(self, which: Callable[[TurnedAway], bool]) -> None:
+        for key, aways in [*self._turned_away.items()]:
+            for pod in [pod for pod, away in aways.items() if which(away)]:
+                del aways[pod]
+            if not aways:
                 del self._turned_away[key]
+
+    def _refusing(self, namespace: str, set_name: str) -> list[TurnedAway]:
+        """The pods of the set that were turned away, by nodes that are there."""
+        aways = self._turned_away.get((namespace, set_name), {})
+        return [away for away in aways.values() if self._present(away.node)]
+
+    def _present(self, node: str) -> bool:
+        found = self._books.nodes.get(node)
+        return found is not None and found.present
 
     def being_refused(self, namespace: str, set_name: str) -> bool:
         """Whether a pod of the set was turned away, and that is not in the status of all its claims yet."""
-        aways = self._turned_away.get((namespace, set_name), {})
-        return bool(aways) and refusals.pending(self._books.claims_of_set(namespace, set_name), aways.values())
+        aways = self._refusing(namespace, set_name)
+        return bool(aways) and refusals.pending(self._books.claims_of_set(namespace, set_name), aways)
 
     def set_changed(self, namespace: str, set_name: str) -> None:
         """A pod of the set came, went, or has changed."""
@@ -331,6 +350,11 @@ class Binder:
         """Has the claims looked at of nodes that have fallen ill or got well, whether by an event or by time alone."""
         self._books.advance(self._now())
         ailments = {node.name: ailment(node) for node in self._books.nodes.values() if node.claims}
+        if self._nodes_gone:
+            self._nodes_gone = False
+            for claim in self._books.claims():
+                if claim.status.refusals:
+                    self._queue.add((claim.metadata.namespace, claim.metadata.name))
         for name in sorted(n for n, reason in ailments.items() if self._ailments.get(n) is not reason):
             for claim in self._books.nodes[name].claims:
                 self._queue.add((claim.metadata.namespace, claim.metadata.name))
@@ -381,16 +405,16 @@ class Binder:
         to do.
         """
         namespace, set_name = claim.metadata.namespace, model.claim_set(claim)
-        aways = self._turned_away.get((namespace, set_name))
+        aways = self._refusing(namespace, set_name)
         if not aways:
             return False
-        for away in aways.values():
+        for away in aways:
             if refusals.concerns(claim, away):
-                known = refusals.with_refusal(claim, away, self._books.nodes, self._now())
+                known = refusals.with_refusal(claim, away, self._present, self._now())
                 await self._write(claim, msgspec.structs.replace(claim.status, refusals=known))
                 log.warning("set %s/%s: node %s turned its pod away: %s", namespace, set_name, away.node, away.reason)
                 return True
-        if not refusals.pending(self._books.claims_of_set(namespace, set_name), aways.values()):
+        if not refusals.pending(self._books.claims_of_set(namespace, set_name), aways):
             await self._place_anew(namespace, set_name, f"refused {namespace}/{set_name}", MoveReason.NODE_REFUSED)
         return False
 
@@ -433,6 +457,9 @@ class Binder:
             status = intervals.without(claim, self._bookkeeper.recorded(claim))
             claim = msgspec.structs.replace(claim, status=status)
         status = claim_status.attached(claim, self._set_pod(claim), now, self._past(claim))
+        if status.refusals:
+            there = [refusal for refusal in status.refusals if self._present(refusal.node_name)]
+            status = msgspec.structs.replace(status, refusals=there)
         node = ailment(self._books.nodes.get(claim.status.node_name or ""))
         return claim_status.healthy(msgspec.structs.replace(claim, status=status), node, now)
 

@@ -73,6 +73,8 @@ class Mirror(Generic[T]):
         if self.kind is GPUClaim:
             self.machines.claim_gone(namespace, name)
             self.binder.claim_gone()
+        elif self.kind is core.Node:
+            self.binder.node_gone(name)
         elif self.kind is GPUNode:
             self.reporter.node_gone(name)
         elif self.kind is core.ResourceQuota:

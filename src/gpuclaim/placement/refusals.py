@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +37,7 @@ class TurnedAway:
 
     namespace: str
     set_name: str
+    pod: str
     pod_uid: str
     node: str
     reason: str
@@ -52,7 +53,7 @@ def turned_away(pod: core.Pod) -> TurnedAway | None:
     if status.reason not in REASONS and not status.reason.startswith("OutOf"):
         return None
     meta = pod.metadata
-    return TurnedAway(meta.namespace, set_name, meta.uid, pod.spec.node_name, status.reason, status.message)
+    return TurnedAway(meta.namespace, set_name, meta.name, meta.uid, pod.spec.node_name, status.reason, status.message)
 
 
 def concerns(claim: GPUClaim, away: TurnedAway) -> bool:
@@ -60,13 +61,15 @@ def concerns(claim: GPUClaim, away: TurnedAway) -> bool:
     return claim.status.node_name == away.node and all(r.pod_uid != away.pod_uid for r in claim.status.refusals)
 
 
-def with_refusal(claim: GPUClaim, away: TurnedAway, nodes: Container[str], now: dt.datetime) -> list[NodeRefusal]:
+def with_refusal(
+    claim: GPUClaim, away: TurnedAway, present: Callable[[str], bool], now: dt.datetime
+) -> list[NodeRefusal]:
     """The claim's refusals with this one: five minutes, twice as long when the node repeats it, an hour at most.
 
-    Those of nodes that are gone (not in `nodes`), or that ended a day ago, are forgotten.
+    Those of nodes that are gone, or that ended a day ago, are forgotten.
     """
     now = model.utc(now)
-    kept = [r for r in claim.status.refusals if r.node_name in nodes and r.expires_at > now - _REMEMBERED]
+    kept = [r for r in claim.status.refusals if present(r.node_name) and r.expires_at > now - _REMEMBERED]
     before = next((r for r in kept if r.node_name == away.node), None)
     length = _FIRST if before is None else min(_LONGEST, 2 * (before.expires_at - before.refused_at))
     new = NodeRefusal(

@@ -371,3 +371,40 @@ async def test_a_lease_that_nobody_else_had_meanwhile_leaves_what_is_reserved() 
     world.admit("late", count=3)
     world.binder.begin("first term")
     assert world.books.reservation("uid-late") is not None
+
+
+def turned_away(uid: str) -> core.Pod:
+    plain = {
+        "metadata": {"name": "p", "namespace": "tenant-a", "uid": uid, "labels": {names.VM_NAME_LABEL: "vm1"}},
+        "spec": {"nodeName": "gpu-1"},
+        "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed"},
+    }
+    return msgspec.convert(plain, core.Pod)
+
+
+async def test_what_a_node_refused_is_forgotten_with_the_node_and_not_remembered_of_the_next() -> None:
+    world = World()
+    world.add("vm1", count=2, status=BOUND)
+    world.add("other", count=2, status=BOUND | {"nodeName": "gpu-2"})  # it can go nowhere else
+    gpu_1 = msgspec.structs.replace(node(), metadata=ObjectMeta(name="gpu-1"))
+    async with world.running():
+        world.binder.pod_seen(turned_away("pod"))
+        assert world.binder.being_refused("tenant-a", "vm1")
+        world.binder.set_changed("tenant-a", "vm1")
+        await world.until(lambda: world.stored["vm1"].status.refusals)
+        assert not world.binder.being_refused("tenant-a", "vm1")
+        world.books.remove(core.Node, "", "gpu-1")
+        world.binder.node_gone("gpu-1")
+        await world.until(lambda: not world.stored["vm1"].status.refusals)
+        # The pod's object is still there, and tells no more of a node that is not: no write calls for another.
+        world.binder.pod_seen(turned_away("pod"))
+        assert not world.binder.being_refused("tenant-a", "vm1")
+        world.binder.set_changed("tenant-a", "vm1")
+        await world.until(lambda: not world.binder.waiting())
+        writes = world.writes
+        world.binder.pod_gone("tenant-a", "p")
+        world.books.apply(gpu_1)
+        world.binder.set_changed("tenant-a", "vm1")
+        await world.until(lambda: not world.binder.waiting())
+        assert world.stored["vm1"].status.refusals == []
+        assert world.writes <= writes + 1  # that its node is well again

@@ -38,7 +38,7 @@ def claim(node: str = "gpu-1") -> GPUClaim:
 def refuse(of: GPUClaim, uid: str, now: dt.datetime, nodes: tuple[str, ...] = ("gpu-1", "gpu-2")) -> GPUClaim:
     away = refusals.turned_away(pod(uid))
     assert away is not None
-    known = refusals.with_refusal(of, away, nodes, now)
+    known = refusals.with_refusal(of, away, nodes.__contains__, now)
     return msgspec.structs.replace(of, status=msgspec.structs.replace(of.status, refusals=known))
 
 
@@ -102,8 +102,8 @@ def test_the_list_stays_within_the_schema(minutes: list[int]) -> None:
     nodes = tuple(f"gpu-{n}" for n in range(100))
     for number, pause in enumerate(minutes):
         now += dt.timedelta(minutes=pause)
-        away = refusals.TurnedAway("tenant-a", "vm1", f"pod-{number}", f"gpu-{number}", "x", "m" * 1000)
-        known = refusals.with_refusal(current, away, nodes, now)
+        away = refusals.TurnedAway("tenant-a", "vm1", "p", f"pod-{number}", f"gpu-{number}", "x", "m" * 1000)
+        known = refusals.with_refusal(current, away, nodes.__contains__, now)
         current = msgspec.structs.replace(current, status=msgspec.structs.replace(current.status, refusals=known))
         msgspec.convert(msgspec.to_builtins(current.status), GPUClaimStatus)
         assert away.node in {r.node_name for r in known}
