@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from gpuclaim.admission import guard
+from gpuclaim.admission import guard, holding
 from gpuclaim.api import names
 
 NAME: Final = "gpuclaim"
@@ -77,12 +77,11 @@ def configurations(
         "clientConfig": endpoint.config(ORDERS_PATH, authority),
         "rules": [claims],
     }
-    has_finalizer = f"has(object.metadata.finalizers) && '{names.HOLD_FINALIZER}' in object.metadata.finalizers"
     holds = {
         "name": HOLDS,
         "clientConfig": endpoint.config(HOLDS_PATH, authority),
         "rules": [claims],
-        "matchConditions": [{"name": "has-no-finalizer-yet", "expression": f"!({has_finalizer})"}],
+        "matchConditions": [{"name": "has-no-finalizer-yet", "expression": f"!({holding.HAS_FINALIZER})"}],
     }
     pods = [
         {

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 import tenacity
 
-from gpuclaim.admission import guard, webhooks
+from gpuclaim.admission import guard, holding, webhooks
 from gpuclaim.admission.webhooks import Endpoint
 from gpuclaim.api import names
 from gpuclaim.api.types import GPUClass
@@ -60,6 +60,7 @@ class Registration:
         self._leading = False
         self._bundle = b""
         self._written: dict[tuple[str, str], tuple[dict[str, Any], int]] = {}
+        self._holding = False
         self._trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((ApiError, UnreachableError, TimeoutError)),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
@@ -93,6 +94,7 @@ class Registration:
             self._leading = False
             self._bundle = b""
             self._written.clear()
+            self._holding = False
             self._tell()
 
     async def _keep(self, here: Here, bundle: Callable[[], bytes], ready: Callable[[], None]) -> None:
@@ -122,6 +124,8 @@ class Registration:
                     # refuse every pod with GPUs for ever.
                     owner = guard.owner(stored)
                     self._due.set()
+            if owner and (due or not self._holding):
+                self._holding = await self._write_holding(owner)
             self._bundle = authorities
             self._tell()
             if first:
@@ -154,6 +158,17 @@ class Registration:
         if now != generation:
             log.warning("%s %s had been changed by somebody, and is as it should be again", *key)
         return None
+
+    async def _write_holding(self, owner: dict[str, Any]) -> bool:
+        """Writes the policy that saves a webhook call, where the cluster takes it; orders are taken without it too."""
+        try:
+            for configuration in holding.policies(owner):
+                await self._in_time(self._apply, configuration)
+        except (ApiError, UnreachableError, TimeoutError) as error:
+            served = not isinstance(error, ApiError) or error.code != 404
+            log.log(logging.WARNING if served else logging.DEBUG, "%s was not written: %s", holding.KIND, error)
+            return False
+        return True
 
     async def _in_time(
         self, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], configuration: dict[str, Any]
