@@ -24,6 +24,8 @@ _Kind = type[GPUClass] | type[GPUNode] | type[core.ResourceQuota]
 
 _PAUSE_SECONDS: Final = 0.5
 """Between two looks: a burst of orders becomes one write a class."""
+_STRIDE: Final = 64
+"""Nodes looked at in one go; orders are answered between two."""
 
 
 class Reporter:
@@ -45,6 +47,7 @@ class Reporter:
         self._lease_left = lease_left
         self._counts = counts
         self._reports: dict[str, GPUNode] = {}
+        self._due: set[str] = set()
         self._quotas: dict[tuple[str, str], core.ResourceQuota] = {}
 
     def node_changed(self, report: GPUNode) -> None:
@@ -52,6 +55,7 @@ class Reporter:
         # Its devices are in the books already, and many: keep what is compared and written here.
         status = msgspec.structs.replace(report.status, devices=[], unplaced=[], resource_names=[])
         self._reports[report.metadata.name] = msgspec.structs.replace(report, status=status)
+        self._due.add(report.metadata.name)
 
     def node_gone(self, name: str) -> None:
         """A GPUNode is no more."""
@@ -66,8 +70,9 @@ class Reporter:
         self._quotas.pop((namespace, name), None)
 
     async def run(self) -> None:
-        """Looks at all that is known whenever the books have changed, until cancelled."""
+        """Looks at what may have changed whenever the books have, until cancelled; at all nodes first."""
         seen = -1
+        self._due.update(self._reports)
         while True:
             self._books.advance(self._now())
             if self._books.revision != seen:
@@ -78,33 +83,46 @@ class Reporter:
 
     async def _write_all(self) -> bool:
         """Whether all that had changed could be written."""
-        wanted: list[tuple[_Kind, str, str, dict[str, Any]]] = []
-        for name, cls in self._books.classes.items():
+        return all([await self._write_classes(), await self._write_nodes(), await self._write_quotas()])
+
+    async def _write_classes(self) -> bool:
+        well = True
+        for name, cls in [*self._books.classes.items()]:
+            await asyncio.sleep(0)
             there_is = supply(self._books, name, self._now())
             if there_is is not None:
-                wanted.append(
-                    (
-                        GPUClass,
-                        "",
-                        name,
-                        merge_patch(cls.status, catalogue.class_status(cls, there_is, counts=self._counts)),
-                    )
-                )
-        for name, report in self._reports.items():
-            node = self._books.nodes.get(name)
-            if node is not None:
-                conditions = catalogue.node_conditions(report, node, self._now())
-                after = msgspec.structs.replace(report.status, conditions=conditions)
-                wanted.append((GPUNode, "", name, merge_patch(report.status, after)))
+                after = catalogue.class_status(cls, there_is, counts=self._counts)
+                well &= await self._write(GPUClass, "", name, merge_patch(cls.status, after))
+        return well
+
+    async def _write_nodes(self) -> bool:
+        self._due |= self._books.take_changed_nodes()
+        for number, name in enumerate(sorted(self._due)):
+            if number % _STRIDE == _STRIDE - 1:
+                await asyncio.sleep(0)
+            # Whatever changes from here on makes it due again.
+            self._due.discard(name)
+            report, node = self._reports.get(name), self._books.nodes.get(name)
+            if report is None or node is None:
+                continue
+            conditions = catalogue.node_conditions(report, node, self._now())
+            after = msgspec.structs.replace(report.status, conditions=conditions)
+            if not await self._write(GPUNode, "", name, merge_patch(report.status, after)):
+                self._due.add(name)
+        return not self._due
+
+    async def _write_quotas(self) -> bool:
+        well = True
         for (namespace, name), status in catalogue.budget_use(self._books.budgets.quotas()).items():
             quota = self._quotas.get((namespace, name))
             if quota is not None:
                 patch = catalogue.without_known(status, quota.status)
-                wanted.append((core.ResourceQuota, namespace, name, patch))
-        written = [await self._write(*each) for each in wanted if each[-1]]
-        return all(written)
+                well &= await self._write(core.ResourceQuota, namespace, name, patch)
+        return well
 
     async def _write(self, kind: _Kind, namespace: str, name: str, patch: dict[str, Any]) -> bool:
+        if not patch:
+            return True
         left = self._lease_left()
         if left <= 0:
             return False

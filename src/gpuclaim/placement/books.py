@@ -89,6 +89,7 @@ class Books:
         self._pod_reservations: dict[str, PodReservation] = {}
         self._let_off: set[tuple[str, str]] = set()
         self._dirty: set[str] = set()
+        self._changed: set[str] = set()
         self._now = _BEGINNING
         self._deadlines: list[tuple[dt.datetime, str]] = []
         self._watched: dict[str, dt.datetime] = {}
@@ -521,6 +522,7 @@ class Books:
                 self._touch(claim.status.node_name)
 
     def _settle(self) -> None:
+        self._changed |= self._dirty
         for name in self._dirty:
             facts = self._nodes.get(name)
             if facts is None:
@@ -589,6 +591,13 @@ class Books:
         if self._dirty:
             self._settle()
         return MappingProxyType(self._nodes)
+
+    def take_changed_nodes(self) -> set[str]:
+        """The nodes of which anything may have changed since this was last asked; there is one who asks."""
+        if self._dirty:
+            self._settle()
+        changed, self._changed = self._changed, set()
+        return changed
 
     def resource(self, class_name: str) -> str | None:
         """The class's resource name; None where there is no such class, or its source is of a kind unknown here."""
