@@ -125,7 +125,9 @@ async def sound(client: Client, placed: Burst) -> None:
     # A GPU that was kept for an attempt without an answer may have cost an order; never more than there are.
     assert sum(held.values()) <= NODES * GPUS
     for said in placed.troubles:
-        assert "webhook" in said or "not ready" in said or "apiserver" in said or "try again" in said, said
+        # The last is an apiserver's that was just started, of the policy that gives a claim its finalizer.
+        known = ("webhook", "not ready", "apiserver", "try again", "There can be a delay")
+        assert any(word in said for word in known), said
 
 
 async def test_the_leader_is_killed_in_a_burst(client: Client, plane: ControlPlane, tmp_path: Path) -> None:
@@ -336,4 +338,6 @@ async def test_an_earlier_version_and_this_one_lead_in_turn_while_orders_come(
             leading = follows
         await placed.until_answered(len(orders()))
         await sound(client, placed)
-    assert not [log for log in logs if "Traceback" in log.read_text()]
+    # What the earlier one logs can no longer be mended; what it did is in `sound`.
+    said = {log.name: log.read_text() for log in logs if log.name.startswith("new")}
+    assert not {name: text for name, text in said.items() if "Traceback" in text}

@@ -60,7 +60,6 @@ class Registration:
         self._leading = False
         self._bundle = b""
         self._written: dict[tuple[str, str], tuple[dict[str, Any], int]] = {}
-        self._holding = False
         self._trying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type((ApiError, UnreachableError, TimeoutError)),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10),
@@ -94,13 +93,12 @@ class Registration:
             self._leading = False
             self._bundle = b""
             self._written.clear()
-            self._holding = False
             self._tell()
 
     async def _keep(self, here: Here, bundle: Callable[[], bytes], ready: Callable[[], None]) -> None:
         clock = asyncio.get_running_loop().time
         owner: dict[str, Any] = {}
-        in_force, repair = math.inf, 0.0
+        in_force, repair, settled = math.inf, 0.0, False
         while True:
             self._due.clear()
             first, due = not self._written, clock() >= repair
@@ -124,8 +122,8 @@ class Registration:
                     # refuse every pod with GPUs for ever.
                     owner = guard.owner(stored)
                     self._due.set()
-            if owner and (due or not self._holding):
-                self._holding = await self._write_holding(owner)
+            if settled and due:
+                await self._write_holding(owner)
             self._bundle = authorities
             self._tell()
             if first:
@@ -140,6 +138,11 @@ class Registration:
                     await self._due.wait()
             if clock() >= in_force:
                 in_force = math.inf if await self._say_guarded() else clock() + _IN_FORCE_SECONDS
+                if not settled:
+                    # Not at once: an apiserver learns every five seconds what it may patch, and until then turns away
+                    # what the policy is about.
+                    settled = True
+                    await self._write_holding(owner)
 
     async def _write(
         self, configuration: dict[str, Any], *, anew: bool, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -159,7 +162,7 @@ class Registration:
             log.warning("%s %s had been changed by somebody, and is as it should be again", *key)
         return None
 
-    async def _write_holding(self, owner: dict[str, Any]) -> bool:
+    async def _write_holding(self, owner: dict[str, Any]) -> None:
         """Writes the policy that saves a webhook call, where the cluster takes it; orders are taken without it too."""
         try:
             for configuration in holding.policies(owner):
@@ -167,8 +170,6 @@ class Registration:
         except (ApiError, UnreachableError, TimeoutError) as error:
             served = not isinstance(error, ApiError) or error.code != 404
             log.log(logging.WARNING if served else logging.DEBUG, "%s was not written: %s", holding.KIND, error)
-            return False
-        return True
 
     async def _in_time(
         self, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], configuration: dict[str, Any]
