@@ -134,7 +134,10 @@ class Binder:
         self._pod_times.seen(pod)
         away = refusals.turned_away(pod)
         if away is not None:
-            self._turned_away.setdefault((away.namespace, away.set_name), {})[pod.metadata.name] = away
+            # A claim knows of one pod a node, the last: were each of two told, each would be news after the other.
+            aways = self._turned_away.setdefault((away.namespace, away.set_name), {})
+            if (known := aways.get(away.node)) is None or not away.before(known):
+                aways[away.node] = away
 
     def pod_gone(self, namespace: str, name: str) -> None:
         """A pod is no more."""
@@ -148,13 +151,13 @@ class Binder:
 
     def _forget_turned_away(self, which: Callable[[TurnedAway], bool]) -> None:
         for key, aways in [*self._turned_away.items()]:
-            for pod in [pod for pod, away in aways.items() if which(away)]:
-                del aways[pod]
+            for node in [node for node, away in aways.items() if which(away)]:
+                del aways[node]
             if not aways:
                 del self._turned_away[key]
 
     def _refusing(self, namespace: str, set_name: str) -> list[TurnedAway]:
-        """The pods of the set that were turned away, by nodes that are there."""
+        """The last pod of the set that each node turned away, of nodes that are there."""
         aways = self._turned_away.get((namespace, set_name), {})
         return [away for away in aways.values() if self._present(away.node)]
 

@@ -23,6 +23,7 @@ REASONS: Final = frozenset(
         "AdmissionFailed",
     }
 )
+_BEGINNING: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
 _FIRST: Final = dt.timedelta(minutes=5)
 _LONGEST: Final = dt.timedelta(hours=1)
 _REMEMBERED: Final = dt.timedelta(hours=24)
@@ -42,6 +43,11 @@ class TurnedAway:
     node: str
     reason: str
     message: str
+    created: dt.datetime | None = None
+
+    def before(self, other: TurnedAway) -> bool:
+        """Whether this pod was made earlier: the same node turned `other` away after it, and says so in its place."""
+        return (self.created or _BEGINNING, self.pod_uid) < (other.created or _BEGINNING, other.pod_uid)
 
 
 def turned_away(pod: core.Pod) -> TurnedAway | None:
@@ -53,7 +59,16 @@ def turned_away(pod: core.Pod) -> TurnedAway | None:
     if status.reason not in REASONS and not status.reason.startswith("OutOf"):
         return None
     meta = pod.metadata
-    return TurnedAway(meta.namespace, set_name, meta.name, meta.uid, pod.spec.node_name, status.reason, status.message)
+    return TurnedAway(
+        meta.namespace,
+        set_name,
+        meta.name,
+        meta.uid,
+        pod.spec.node_name,
+        status.reason,
+        status.message,
+        meta.creation_timestamp,
+    )
 
 
 def concerns(claim: GPUClaim, away: TurnedAway) -> bool:

@@ -373,9 +373,15 @@ async def test_a_lease_that_nobody_else_had_meanwhile_leaves_what_is_reserved() 
     assert world.books.reservation("uid-late") is not None
 
 
-def turned_away(uid: str) -> core.Pod:
+def turned_away(uid: str, created: dt.datetime = NOW) -> core.Pod:
     plain = {
-        "metadata": {"name": "p", "namespace": "tenant-a", "uid": uid, "labels": {names.VM_NAME_LABEL: "vm1"}},
+        "metadata": {
+            "name": f"p-{uid}",
+            "namespace": "tenant-a",
+            "uid": uid,
+            "labels": {names.VM_NAME_LABEL: "vm1"},
+            "creationTimestamp": created.isoformat(),
+        },
         "spec": {"nodeName": "gpu-1"},
         "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed"},
     }
@@ -385,7 +391,7 @@ def turned_away(uid: str) -> core.Pod:
 async def test_what_a_node_refused_is_forgotten_with_the_node_and_not_remembered_of_the_next() -> None:
     world = World()
     world.add("vm1", count=2, status=BOUND)
-    world.add("other", count=2, status=BOUND | {"nodeName": "gpu-2"})  # it can go nowhere else
+    world.add("other", count=4, status=BOUND | {"nodeName": "gpu-2"})  # it can go nowhere else
     gpu_1 = msgspec.structs.replace(node(), metadata=ObjectMeta(name="gpu-1"))
     async with world.running():
         world.binder.pod_seen(turned_away("pod"))
@@ -402,9 +408,32 @@ async def test_what_a_node_refused_is_forgotten_with_the_node_and_not_remembered
         world.binder.set_changed("tenant-a", "vm1")
         await world.until(lambda: not world.binder.waiting())
         writes = world.writes
-        world.binder.pod_gone("tenant-a", "p")
+        world.binder.pod_gone("tenant-a", "p-pod")
         world.books.apply(gpu_1)
         world.binder.set_changed("tenant-a", "vm1")
         await world.until(lambda: not world.binder.waiting())
         assert world.stored["vm1"].status.refusals == []
         assert world.writes <= writes + 1  # that its node is well again
+
+
+async def test_two_pods_that_a_node_turned_away_are_two_refusals_and_no_more() -> None:
+    world = World()
+    world.add("vm1", count=2, status=BOUND)
+    world.add("other", count=4, status=BOUND | {"nodeName": "gpu-2"})  # it can go nowhere else
+    first, second = turned_away("z-first"), turned_away("second", NOW + dt.timedelta(minutes=6))
+    async with world.running():
+        for pod, minutes in ((first, 5), (second, 10)):
+            world.binder.pod_seen(pod)
+            world.binder.set_changed("tenant-a", "vm1")
+            await world.until(lambda: not world.binder.waiting())
+            (refusal,) = world.stored["vm1"].status.refusals
+            assert refusal.pod_uid == pod.metadata.uid
+            assert refusal.expires_at - refusal.refused_at == dt.timedelta(minutes=minutes)
+        # Both objects stay, and whatever tells of the first again is no news.
+        writes = world.writes
+        for pod in (first, second, first):
+            world.binder.pod_seen(pod)
+            world.binder.set_changed("tenant-a", "vm1")
+            await world.until(lambda: not world.binder.waiting())
+        assert not world.binder.being_refused("tenant-a", "vm1")
+        assert world.writes == writes
