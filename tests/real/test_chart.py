@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpuclaim.admission import guard
+from gpuclaim.admission import fence, guard
 from gpuclaim.cli.agent import agent
 from gpuclaim.cli.controller import controller
 from gpuclaim.kube import config
@@ -111,6 +111,15 @@ def test_the_guard_is_the_codes(helm: Helm, tmp_path: Path, exempt: list[str]) -
     values.write_text(json.dumps({"exemptNamespaces": exempt}))
     found = [each for each in helm.objects("--values", str(values)) if each["metadata"]["name"] == guard.NEW]
     wanted = [guard.new_classes(), guard.new_classes_binding(exempt)]
+    assert sorted(found, key=lambda each: str(each["kind"])) == wanted
+
+
+def test_the_fence_is_the_codes_and_of_the_lease_that_the_controller_is_told(helm: Helm, everything: Path) -> None:
+    objects = helm.objects("--values", str(everything))
+    (container,) = the(objects, "Deployment", "controller")["spec"]["template"]["spec"]["containers"]
+    told = dict(each.removeprefix("--").split("=", 1) for each in container["args"] if "=" in each)
+    wanted = fence.policies(told["lease-namespace"], told["lease-name"])
+    found = [each for each in objects if each["metadata"]["name"] == fence.NAME]
     assert sorted(found, key=lambda each: str(each["kind"])) == wanted
 
 

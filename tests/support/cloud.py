@@ -94,9 +94,13 @@ async def add_node(client: Client, name: str, gpus: int, resource: str = H200, *
 
 @contextlib.asynccontextmanager
 async def running_controller(
-    kubeconfig: Path, identity: str = "controller", now: Callable[[], dt.datetime] | None = None, **settings: Any
+    kubeconfig: Path,
+    identity: str = "controller",
+    now: Callable[[], dt.datetime] | None = None,
+    client: Client | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Controller]:
-    """A controller in this process, taking orders; `now` is its clock, this machine's by default."""
+    """A controller in this process, taking orders; by default with a client of its own and this machine's clock."""
     ready = asyncio.Event()
     https = HttpsConfig(
         url="https://127.0.0.1:0",
@@ -104,7 +108,9 @@ async def running_controller(
     )
     fields: dict[str, Any] = {"timing": Timing(duration=6, retry=0.5, margin=2)} | settings
     clock: dict[str, Any] = {"now": now} if now is not None else {}
-    async with Client(config.load(kubeconfig)) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        if client is None:
+            client = await stack.enter_async_context(Client(config.load(kubeconfig)))
         controller = Controller(client, ControllerConfig(https=https, identity=identity, **fields), **clock)
         task = asyncio.ensure_future(controller.run(ready.set))
         waiting = asyncio.ensure_future(ready.wait())

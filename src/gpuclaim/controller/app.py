@@ -129,7 +129,9 @@ class Controller:
             self.books, client, now=now, lease_left=self._may_write, make_moves=self._binder.make_moves
         )
         self._prepared = False
-        self._registration = Registration(client, self.books, lease_left=self._may_write)
+        self._registration = Registration(
+            client, self.books, lease_left=self._may_write, lease=(config.lease_namespace, config.lease_name)
+        )
         self._informers: dict[type, Informer[Any]] = {
             kind: Informer(
                 client,

@@ -1,7 +1,8 @@
 """The binder: writes what placement decided into the claims' status, and lets deleted claims go (R10a, R38).
 
 It runs on the leader only. Every write carries the resourceVersion that it was decided on, and is sent only while the
-lease surely holds (R39): a claim that changed meanwhile is looked at again.
+lease surely holds (R39): a claim that changed meanwhile is looked at again. What puts a hold on a node says as which
+leader, so that the apiserver refuses it once another leads (`admission.fence`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from gpuclaim.admission import fence
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
 from gpuclaim.api import core, model, names
 from gpuclaim.api.core import Outcome
@@ -86,7 +88,7 @@ class Binder:
         self._told = asyncio.Event()
         self._active = False
         self._split = False
-        self._term: object = None
+        self._term: dt.datetime | None = None
         self._watch = evacuation.Watch(grace)
         self._ailments: dict[str, HealthyReason] = {}
         self._refused: dict[Key, Verdict] = {}
@@ -193,11 +195,11 @@ class Binder:
 
     # --- the work ---------------------------------------------------------------------------------------------------
 
-    def begin(self, term: object) -> None:
+    def begin(self, term: dt.datetime | None) -> None:
         """A term as the leader begins; comes before anything else that a new leader does.
 
         Args:
-            term: what tells this term from others; the same as at the last call where nobody else led meanwhile.
+            term: when the lease was acquired; the same as at the last call where nobody else led meanwhile.
         """
         if term != self._term:
             # What others bound meanwhile may stand where we had reserved: those orders are decided anew, once stored.
@@ -504,13 +506,18 @@ class Binder:
     async def _write(self, claim: GPUClaim, status: GPUClaimStatus) -> None:
         patch = claim_status.merge_patch(claim.status, status)
         if patch:
-            await self._patch(claim, {"status": patch}, "status")
+            # What puts a hold on a node must not come after another leader has given the room away.
+            placed = status.node_name != claim.status.node_name
+            manager = fence.manager(self._term) if placed and self._term is not None else ""
+            await self._patch(claim, {"status": patch}, "status", manager)
             self._say(claim, claim_events.between(claim, status))
 
     async def _write_finalizers(self, claim: GPUClaim, finalizers: list[str]) -> None:
         await self._patch(claim, {"metadata": {"finalizers": finalizers}}, "")
 
-    async def _patch(self, claim: GPUClaim, body: dict[str, dict[str, object]], subresource: str) -> None:
+    async def _patch(
+        self, claim: GPUClaim, body: dict[str, dict[str, object]], subresource: str, manager: str = ""
+    ) -> None:
         meta = claim.metadata
         pinned = {"resourceVersion": meta.resource_version, "uid": meta.uid}
         body = body | {"metadata": body.get("metadata", {}) | pinned}
@@ -518,4 +525,6 @@ class Binder:
         if left <= 0:
             raise TimeoutError("the lease does not hold")
         async with asyncio.timeout(left):
-            await self._client.patch(GPUClaim, meta.name, body, meta.namespace, subresource=subresource)
+            await self._client.patch(
+                GPUClaim, meta.name, body, meta.namespace, subresource=subresource, manager=manager
+            )

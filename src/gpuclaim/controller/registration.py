@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 import tenacity
 
-from gpuclaim.admission import guard, holding, webhooks
+from gpuclaim.admission import fence, guard, holding, webhooks
 from gpuclaim.admission.webhooks import Endpoint
 from gpuclaim.api import names
 from gpuclaim.api.types import GPUClass
@@ -44,15 +44,19 @@ class Here:
 class Registration:
     """Writes the registration while this replica leads, and again whenever it changes."""
 
-    def __init__(self, client: Client, books: Books, *, lease_left: Callable[[], float]) -> None:
+    def __init__(
+        self, client: Client, books: Books, *, lease_left: Callable[[], float], lease: tuple[str, str] = ("", "")
+    ) -> None:
         """Sets up.
 
         Args:
             client: how it is written.
             books: the classes, and the namespaces that are exempt.
             lease_left: for how many seconds from now on this process may write.
+            lease: namespace and name of the leader's Lease; empty, there is none, and no fence.
         """
         self._client = client
+        self._lease = lease
         self._books = books
         self._lease_left = lease_left
         self._due = asyncio.Event()
@@ -123,7 +127,7 @@ class Registration:
                     owner = guard.owner(stored)
                     self._due.set()
             if settled and due:
-                await self._write_holding(owner)
+                await self._write_helpful(here, owner)
             self._bundle = authorities
             self._tell()
             if first:
@@ -142,7 +146,7 @@ class Registration:
                     # Not at once: an apiserver learns every five seconds what it may patch, and until then turns away
                     # what the policy is about.
                     settled = True
-                    await self._write_holding(owner)
+                    await self._write_helpful(here, owner)
 
     async def _write(
         self, configuration: dict[str, Any], *, anew: bool, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -162,14 +166,23 @@ class Registration:
             log.warning("%s %s had been changed by somebody, and is as it should be again", *key)
         return None
 
-    async def _write_holding(self, owner: dict[str, Any]) -> None:
-        """Writes the policy that saves a webhook call, where the cluster takes it; orders are taken without it too."""
-        try:
-            for configuration in holding.policies(owner):
-                await self._in_time(self._apply, configuration)
-        except (ApiError, UnreachableError, TimeoutError) as error:
-            served = not isinstance(error, ApiError) or error.code != 404
-            log.log(logging.WARNING if served else logging.DEBUG, "%s was not written: %s", holding.KIND, error)
+    async def _write_helpful(self, here: Here, owner: dict[str, Any]) -> None:
+        """Writes what orders are taken without too, where the cluster takes it.
+
+        That is the policy that saves a webhook call, and the fence. Behind a Service the latter is the chart's: whoever
+        makes a policy about Leases must be allowed to read all of them.
+        """
+        written = [holding.policies(owner)]
+        if here.endpoint.service is None and all(self._lease):
+            written.append(fence.policies(*self._lease, owner))
+        for policy, binding in written:
+            try:
+                await self._in_time(self._apply, policy)
+                await self._in_time(self._apply, binding)
+            except (ApiError, UnreachableError, TimeoutError) as error:
+                served = not isinstance(error, ApiError) or error.code != 404
+                name = policy["metadata"]["name"]
+                log.log(logging.WARNING if served else logging.DEBUG, "%s was not written: %s", name, error)
 
     async def _in_time(
         self, send: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]], configuration: dict[str, Any]

@@ -205,10 +205,15 @@ class Client:
         *,
         subresource: str = "",
         content: Content = Content.MERGE,
+        manager: str = "",
     ) -> T:
-        """Patches one object; a merge patch that names metadata.resourceVersion fails with 409 on a changed object."""
+        """Patches one object; a merge patch that names metadata.resourceVersion fails with 409 on a changed object.
+
+        `manager` is as whom it is written, in the object's managedFields; by default the program.
+        """
         path = resource_of(type_).path(namespace, name, subresource)
-        return self._decode(type_, await self.request("PATCH", path, body=body, content=content))
+        params = {"fieldManager": manager}
+        return self._decode(type_, await self.request("PATCH", path, body=body, params=params, content=content))
 
     async def delete(self, type_: type[T], name: str, namespace: str = "", *, uid: str = "") -> None:
         """Deletes an object, only the one with this UID where one is given; that it is gone already is no error."""

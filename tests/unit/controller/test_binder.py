@@ -35,6 +35,8 @@ class World:
         self.left = 10.0
         self.fates: list[str] = []
         self.writes = 0
+        self.sent: list[tuple[bool, str]] = []
+        """Of each write, whether it puts the hold on a node, and as whom."""
         self.version = 0
         self.told = asyncio.Event()
         self.binder = Binder(self.books, self, now=lambda: NOW, lease_left=lambda: self.left, grace=dt.timedelta(0))  # type: ignore[arg-type]
@@ -79,7 +81,7 @@ class World:
         return self.stored[name]
 
     async def patch(
-        self, _: type[GPUClaim], name: str, body: dict[str, Any], namespace: str, *, subresource: str
+        self, _: type[GPUClaim], name: str, body: dict[str, Any], namespace: str, *, subresource: str, manager: str
     ) -> GPUClaim:
         fate = self.fates.pop(0) if self.fates else "stored"
         if fate == "lost":
@@ -92,6 +94,7 @@ class World:
         assert body["metadata"]["uid"] == claim.metadata.uid
         self.version += 1
         self.writes += 1
+        self.sent.append(("nodeName" in body.get("status", {}), manager))
         patch = {key: value for key, value in body.items() if key == ("status" if subresource else "metadata")}
         patch = merge_patch(patch, {"metadata": {"resourceVersion": str(self.version)}})
         self.stored[name] = msgspec.convert(merge_patch(msgspec.to_builtins(claim), patch), GPUClaim)
@@ -349,12 +352,12 @@ async def test_a_set_of_which_half_was_moved_is_brought_together_by_the_leader_t
 
 async def test_what_was_reserved_in_an_earlier_term_binds_nothing_once_another_has_led() -> None:
     world = World()
-    world.binder.begin("first term")
+    world.binder.begin(NOW)
     verdict = world.admit("late", count=3)
     assert verdict.node == "gpu-1"
     # Another leads, and gives the same GPUs to somebody else; then this one leads again, and the order is stored.
     world.add("other", count=4, status=BOUND)
-    world.binder.begin("second term")
+    world.binder.begin(NOW + dt.timedelta(seconds=20))
     await world.binder.prepare()
     task = asyncio.create_task(world.binder.run())
     world.add("late", count=3)
@@ -367,9 +370,9 @@ async def test_what_was_reserved_in_an_earlier_term_binds_nothing_once_another_h
 
 async def test_a_lease_that_nobody_else_had_meanwhile_leaves_what_is_reserved() -> None:
     world = World()
-    world.binder.begin("first term")
+    world.binder.begin(NOW)
     world.admit("late", count=3)
-    world.binder.begin("first term")
+    world.binder.begin(NOW)
     assert world.books.reservation("uid-late") is not None
 
 
@@ -437,3 +440,16 @@ async def test_two_pods_that_a_node_turned_away_are_two_refusals_and_no_more() -
             await world.until(lambda: not world.binder.waiting())
         assert not world.binder.being_refused("tenant-a", "vm1")
         assert world.writes == writes
+
+
+async def test_only_what_puts_a_hold_on_a_node_says_as_which_leader() -> None:
+    world = World()
+    world.binder.begin(NOW)
+    verdict = moving(world)
+    await world.binder.make_moves("uid-three", verdict.moves)
+    async with world.running():
+        world.add("made while nobody led", finalizers=[])
+        await world.until(lambda: world.where("made while nobody led") and not world.binder.waiting())
+    leader = "gpuclaim-leader@2026-12-01T12:00:00.000000Z"
+    assert {manager for placed, manager in world.sent if placed} == {leader}
+    assert {manager for placed, manager in world.sent if not placed} == {""}

@@ -1,0 +1,106 @@
+"""A move that a leader sent and that arrives when another leads: the apiserver refuses it (R39)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gpuclaim.admission import fence
+from gpuclaim.api.types import GPUClaim
+from gpuclaim.controller.registration import Registration
+from gpuclaim.kube import config
+from gpuclaim.kube.client import ApiError, Client
+from gpuclaim.local.controlplane import ControlPlane
+from support import audit, cloud
+from support.cloud import claim
+from support.wait import until_awaited
+
+from .test_orders import bound
+
+pytestmark = pytest.mark.usefixtures("crds")
+
+
+class SlowRoad(Client):
+    """A client whose moves get stuck on the way; who sent one gives it up, and it arrives when it is let go."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.stuck = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.arrived: asyncio.Task[bytes] | None = None
+
+    async def _once(self, method: str, path: str, data: bytes | None, *rest: Any) -> bytes:
+        if method != "PATCH" or data is None or b'"fromNode"' not in data:
+            return await super()._once(method, path, data, *rest)
+
+        async def arrive() -> bytes:
+            await self.let_go.wait()
+            return await super(SlowRoad, self)._once(method, path, data, *rest)
+
+        self.arrived = asyncio.create_task(arrive())
+        self.stuck.set()
+        return await asyncio.shield(self.arrived)
+
+
+@pytest.fixture
+async def client(cluster: ControlPlane) -> AsyncIterator[Client]:
+    """Two nodes of four GPUs, a tenant."""
+    async with Client(config.load(cluster.kubeconfig)) as opened:
+        await opened.create(cloud.gpu_class())
+        for name in ("gpu-1", "gpu-2"):
+            await cloud.add_node(opened, name, 4)
+        await cloud.add_namespace(opened, "tenant-a")
+        yield opened
+
+
+@pytest.mark.parametrize("fenced", [True, False], ids=["with the fence", "without it"])
+async def test_a_move_that_arrives_when_another_leads_is_refused(
+    client: Client, cluster: ControlPlane, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    if not fenced:
+        monkeypatch.setattr(Registration, "_write_helpful", _nothing)
+    async with SlowRoad(config.load(cluster.kubeconfig)) as road, contextlib.AsyncExitStack() as first:
+        await first.enter_async_context(cloud.running_controller(cluster.kubeconfig, "first", client=road))
+        for name, count in (("vm1", 3), ("vm2", 1)):
+            await client.create(claim(name, count=count))
+            assert (await cloud.until(client, GPUClaim, name, "tenant-a", bound)).status.node_name == "gpu-1"
+        if fenced:
+            await until_awaited(lambda: _refuses_strangers(client), "the fence is in force")
+        # The set of vm1 grows, and has to move for it: the write gets stuck.
+        growing = asyncio.create_task(client.create(claim("vm1-more", set="vm1")))
+        await road.stuck.wait()
+        growing.cancel()
+        await first.aclose()
+        async with cloud.running_controller(cluster.kubeconfig, "second"):
+            # vm1 is where it was, and the other node is given away.
+            await client.create(claim("other", count=4))
+            assert (await cloud.until(client, GPUClaim, "other", "tenant-a", bound)).status.node_name == "gpu-2"
+            road.let_go.set()
+            assert road.arrived is not None
+            (outcome,) = await asyncio.gather(road.arrived, return_exceptions=True)
+    if fenced:
+        assert isinstance(outcome, ApiError)
+        assert (outcome.code, outcome.reason) == (403, "Forbidden")
+        assert "another leads" in str(outcome)
+        assert await audit.faults(client) == []
+    else:
+        # What it is there for.
+        assert isinstance(outcome, bytes)
+        assert await audit.faults(client) == [f"gpu-2: {cloud.H200} is short by 3"]
+
+
+async def _nothing(*_: object) -> None:
+    """Writes no policies."""
+
+
+async def _refuses_strangers(client: Client) -> bool:
+    """Whether a write of a leader that there is not is refused, though it changes nothing."""
+    try:
+        await client.patch(GPUClaim, "vm1", {}, "tenant-a", subresource="status", manager=f"{fence.PREFIX}nobody")
+    except ApiError as error:
+        return error.code == 403
+    return False
