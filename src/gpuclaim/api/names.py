@@ -56,6 +56,11 @@ def is_dns_label(name: str) -> bool:
     return len(name) <= LABEL_MAX and re.fullmatch(DNS_LABEL, name) is not None
 
 
+def is_dns_subdomain(name: str) -> bool:
+    """Whether `name` is an RFC 1123 subdomain of at most 253 characters, as most kinds' names are."""
+    return len(name) <= SUBDOMAIN_MAX and re.fullmatch(DNS_SUBDOMAIN, name) is not None
+
+
 def resource_name_fault(name: str) -> str | None:
     """What keeps `name` from being an extended resource that a class may offer (R4), as a sentence; None if nothing."""
     domain, _, last = name.partition("/")

@@ -94,11 +94,23 @@ def _asked_wait(state: tenacity.RetryCallState) -> float:
     return float(details.retry_after_seconds) if details else 1.0
 
 
+def pool() -> aiohttp.TCPConnector:
+    """Connections that clients may share; close it when they are."""
+    return aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+
+
 class Client:
     """One identity's view of one apiserver; an async context manager."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, connector: aiohttp.TCPConnector | None = None) -> None:
+        """Sets up; `connector` is a pool that several clients share, closed by whoever made it.
+
+        Who we are goes with each request (a token) or with the TLS context (a certificate), and a connection is only
+        used again under the same context: clients that share a pool never act as each other.
+        """
         self.config = config
+        self._tls: ssl.SSLContext | bool = config.tls if config.tls is not None else True
+        self._shared = connector
         self._encoder = msgspec.json.Encoder()
         self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
         self._discovered: dict[tuple[str, str], Resource] = {}
@@ -106,9 +118,9 @@ class Client:
         self._cut_off = False
 
     async def __aenter__(self) -> Self:
-        tls: ssl.SSLContext | bool = self.config.tls if self.config.tls is not None else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls, limit=0, keepalive_timeout=60),
+            connector=self._shared or pool(),
+            connector_owner=self._shared is None,
             headers={"User-Agent": f"gpuclaim/{__version__}", "Accept": "application/json"},
             timeout=_TIMEOUT,
             auto_decompress=True,
@@ -163,8 +175,9 @@ class Client:
         label_selector: str = "",
         page: int = 1000,
         metadata_only: bool = False,
+        most: int = 0,
     ) -> tuple[builtins.list[msgspec.Raw], str]:
-        """As `list`, each object still as JSON, or its metadata alone."""
+        """As `list`, each object still as JSON, or its metadata alone; no further pages once there are `most`."""
         items: builtins.list[msgspec.Raw] = []
         token = ""
         selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
@@ -175,7 +188,7 @@ class Client:
             listed = self._decode(_RawList, body)
             items += listed.items or ()
             token = listed.metadata.continue_
-            if not token:
+            if not token or 0 < most <= len(items):
                 return items, listed.metadata.resource_version
 
     async def create(self, obj: T, *, dry_run: bool = False) -> T:
@@ -292,6 +305,7 @@ class Client:
                 params={key: value for key, value in params.items() if value},
                 headers={"Accept": accept} | await self.config.headers(),
                 timeout=timeout,
+                ssl=self._tls,
             ) as answer:
                 if answer.status >= 400:
                     raise ApiError(self._status(answer.status, await answer.read()))
@@ -353,6 +367,7 @@ class Client:
                 params={key: value for key, value in params.items() if value},
                 data=data,
                 headers=headers | await self.config.headers(),
+                ssl=self._tls,
             ) as answer:
                 body = await answer.read()
         except asyncio.CancelledError:

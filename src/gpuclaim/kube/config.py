@@ -69,8 +69,10 @@ class Config:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
-def load(kubeconfig: str | Path | None = None, context: str | None = None) -> Config:
+def load(kubeconfig: str | Path | None = None, context: str | None = None, *, anonymous: bool = False) -> Config:
     """The kubeconfig named, else that of $KUBECONFIG, else the pod's ServiceAccount, else ~/.kube/config.
+
+    With `anonymous` only where the apiserver is and how it is known, and nobody's credentials.
 
     Raises:
         ConfigError: there is none, or it cannot be read or used.
@@ -78,11 +80,12 @@ def load(kubeconfig: str | Path | None = None, context: str | None = None) -> Co
     kubeconfig = kubeconfig or _of_environment()
     if kubeconfig is None:
         if os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT / "token").exists():
-            return in_cluster()
+            found = in_cluster()
+            return dataclasses.replace(found, token_file=None) if anonymous else found
         kubeconfig = Path.home() / ".kube" / "config"
         if not kubeconfig.exists():
             raise ConfigError("no cluster to talk to: name a kubeconfig with --kubeconfig or $KUBECONFIG")
-    return from_file(Path(kubeconfig), context)
+    return from_file(Path(kubeconfig), context, anonymous=anonymous)
 
 
 def contexts(kubeconfig: str | Path | None = None) -> list[str]:
@@ -117,8 +120,8 @@ def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Config:
     return Config(server=f"https://{host}:{port}", tls=tls, namespace=namespace, token_file=folder / "token")
 
 
-def from_file(path: Path, context: str | None = None) -> Config:
-    """One context of a kubeconfig, its current one by default.
+def from_file(path: Path, context: str | None = None, *, anonymous: bool = False) -> Config:
+    """One context of a kubeconfig, its current one by default; `anonymous` as for `load`.
 
     Raises:
         ConfigError: the file cannot be read, is no kubeconfig, or has no such context.
@@ -128,7 +131,7 @@ def from_file(path: Path, context: str | None = None) -> Config:
     try:
         chosen = _named(loaded, "contexts", wanted)["context"]
         cluster = _named(loaded, "clusters", chosen["cluster"])["cluster"]
-        user = _named(loaded, "users", chosen["user"])["user"] or {}
+        user = {} if anonymous else _named(loaded, "users", chosen["user"])["user"] or {}
         server = str(cluster["server"]).rstrip("/")
         texts: list[object] = [chosen.get("namespace"), user.get("token"), user.get("tokenFile")]
     except KeyError as error:

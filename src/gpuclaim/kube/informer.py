@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import Final, Generic, NotRequired, Protocol, TypedDict, TypeVar
 
 import msgspec
@@ -78,6 +79,8 @@ class Informer(Generic[T]):
         label_selector: str = "",
         metadata_only: bool = False,
         optional: bool = False,
+        most: int = 0,
+        failed: Callable[[ApiError | UnreachableError], None] | None = None,
     ) -> None:
         """Sets up.
 
@@ -90,6 +93,8 @@ class Informer(Generic[T]):
             label_selector: only objects that it selects; one that no longer is selected is gone.
             metadata_only: ask for the objects' metadata alone.
             optional: the cluster may not serve the kind (now): that is as if it had no objects, and is asked again.
+            most: no further pages of the kind are read once there are so many objects; 0 reads all.
+            failed: told of each failure, instead of the log.
         """
         self.synced = asyncio.Event()
         self.version = ""
@@ -105,6 +110,8 @@ class Informer(Generic[T]):
         if metadata_only:
             self._selection["metadata_only"] = True
         self._optional = optional
+        self._most = most
+        self._failed = failed
         self._decoder = msgspec.json.Decoder(type_)
         self._peek = msgspec.json.Decoder(_Named)
         self._known: dict[_Key, str] = {}
@@ -157,6 +164,9 @@ class Informer(Generic[T]):
     def _say(self, state: tenacity.RetryCallState) -> None:
         self._lose()
         error = state.outcome.exception() if state.outcome else None
+        if self._failed is not None and isinstance(error, ApiError | UnreachableError):
+            self._failed(error)
+            return
         # Once for each outage: every kind has an informer, and each tries again for as long as it takes.
         log.log(
             logging.DEBUG if self._failing else logging.WARNING, "%s: %s; trying again", self._resource.plural, error
@@ -197,7 +207,7 @@ class Informer(Generic[T]):
 
     async def _fetch(self) -> tuple[list[msgspec.Raw], str]:
         try:
-            return await self._client.list_raw(self._resource, self._namespace, **self._selection)
+            return await self._client.list_raw(self._resource, self._namespace, most=self._most, **self._selection)
         except ApiError as error:
             if not (self._optional and error.code == 404):
                 raise

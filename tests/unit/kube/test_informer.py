@@ -33,8 +33,8 @@ class Script:
         self.idle = asyncio.Event()
         self.opens = True
 
-    async def list_raw(self, _: Resource, __: str, *, field_selector: str) -> tuple[list[msgspec.Raw], str]:
-        assert field_selector == ""
+    async def list_raw(self, _: Resource, __: str, *, field_selector: str, most: int) -> tuple[list[msgspec.Raw], str]:
+        assert (field_selector, most) == ("", 0)
         answer = self.lists.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -186,8 +186,10 @@ async def test_resync_during_a_list_waits_for_the_next_one() -> None:
 
         asked, may_answer = asyncio.Event(), asyncio.Event()
 
-        async def list_raw(self, _: Resource, __: str, *, field_selector: str) -> tuple[list[msgspec.Raw], str]:
-            answer = await super().list_raw(_, __, field_selector=field_selector)
+        async def list_raw(
+            self, _: Resource, __: str, *, field_selector: str, most: int
+        ) -> tuple[list[msgspec.Raw], str]:
+            answer = await super().list_raw(_, __, field_selector=field_selector, most=most)
             self.asked.set()
             await self.may_answer.wait()
             return answer
@@ -206,3 +208,19 @@ async def test_resync_during_a_list_waits_for_the_next_one() -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_who_wants_to_know_is_told_of_failures_instead_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    script, heard = Script(), Heard()
+    script.lists = [UnreachableError("away"), ([namespace("a", 1)], "5")]
+    told: list[Exception] = []
+    informer = Informer(script, core.Namespace, heard, failed=told.append)  # type: ignore[arg-type]
+    task = asyncio.create_task(informer.run())
+    async with asyncio.timeout(30):
+        await script.idle.wait()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert [str(each) for each in told] == ["away"]
+    assert heard.words == ["a=1"]
+    assert caplog.records == []
