@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from gpuclaim.api import core, names
@@ -25,25 +26,46 @@ def binding(quotas: Iterable[core.ResourceQuota]) -> list[core.ResourceQuota]:
     return [quota for quota in quotas if any(key.startswith(_PREFIX) for key in quota.spec.hard)]
 
 
-def rows(quotas: Iterable[core.ResourceQuota], own: str) -> Iterator[Row]:
-    """A row a budget key, the tenant's own first; `own` empty: of all namespaces, nobody's own."""
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One budget: how much of a class, or in total, a quota lets its namespace hold; `used` None: nobody has said."""
+
+    namespace: str
+    quota: str
+    key: str
+    used: int | None
+    hard: int
+
+    @property
+    def left(self) -> int | None:
+        """What may still be ordered, as far as this budget goes."""
+        return max(0, self.hard - self.used) if self.used is not None else None
+
+
+def lines(quotas: Iterable[core.ResourceQuota], own: str) -> Iterator[Line]:
+    """A line a budget key, those of the tenant `own` first."""
     order = sorted(
         quotas, key=lambda each: (each.metadata.namespace != own, each.metadata.namespace, each.metadata.name)
     )
     for quota in order:
-        meta = quota.metadata
         for key, value in sorted(quota.spec.hard.items()):
-            if not key.startswith(_PREFIX):
-                continue
-            hard, said = quantity.floor(value), quota.status.used.get(key)
-            used = quantity.floor(said) if said is not None else None
-            left = max(0, hard - used) if used is not None else None
-            yield (
-                meta.namespace,
-                meta.name,
-                key[len(_PREFIX) :],
-                str(used) if used is not None else "?",
-                str(hard),
-                Cell(str(left), "red" if left == 0 else "green") if left is not None else Cell("?"),
-                "" if not own else "own" if meta.namespace == own else "inherited",
-            )
+            if key.startswith(_PREFIX):
+                said = quota.status.used.get(key)
+                used = quantity.floor(said) if said is not None else None
+                meta = quota.metadata
+                yield Line(meta.namespace, meta.name, key[len(_PREFIX) :], used, quantity.floor(value))
+
+
+def rows(quotas: Iterable[core.ResourceQuota], own: str) -> Iterator[Row]:
+    """A row a budget key, the tenant's own first; `own` empty: of all namespaces, nobody's own."""
+    for line in lines(quotas, own):
+        left = line.left
+        yield (
+            line.namespace,
+            line.quota,
+            line.key,
+            str(line.used) if line.used is not None else "?",
+            str(line.hard),
+            Cell(str(left), "red" if left == 0 else "green") if left is not None else Cell("?"),
+            "" if not own else "own" if line.namespace == own else "inherited",
+        )

@@ -17,19 +17,24 @@ def refusal(status: Outcome) -> Refusal | None:
     return Refusal(status.reason) if status.reason in set(Refusal) else None
 
 
+def said(status: Outcome) -> str:
+    """What the apiserver said, without the name of the webhook that said it, on one safe line."""
+    return safe(_WEBHOOK.sub("", status.message))
+
+
 def sentence(status: Outcome) -> str:
     """What an answer of the apiserver means to who runs a command, and what to do about it."""
-    said = safe(_WEBHOOK.sub("", status.message))
+    words = said(status)
     details = status.details
     kind = details.kind if details is not None else ""
     if refusal(status) in {Refusal.UNKNOWN_CLASS, Refusal.CLASS_CLOSED}:
-        return f"{said} `kubectl gpu classes` shows what there is"
+        return f"{words} `kubectl gpu classes` shows what there is"
     if refusal(status) is not None:
-        return said
+        return words
     if status.code == 401:
         return "the apiserver does not accept your credentials (401): log in again, or choose another --context"
     if status.code == 403 and status.reason == "Forbidden":
-        return f"you may not do that: {said}. Ask whoever runs the cluster for the right"
+        return f"you may not do that: {words}. Ask whoever runs the cluster for the right"
     if status.code == 404 and (not kind or not (details is not None and details.name)):
         return (
             f"the cluster does not serve {names.GROUP}/{names.VERSION}: gpuclaim is not installed there, or this is the"
@@ -38,8 +43,9 @@ def sentence(status: Outcome) -> str:
         )
     if status.code == 404 and details is not None:
         return f"there is no {safe(kind)} {safe(details.name)!r} here; -n chooses another namespace"
-    if "failed calling webhook" in said or "failed to call webhook" in said:
+    if "failed calling webhook" in words or "failed to call webhook" in words:
         return (
-            f"no gpuclaim controller answers, so orders are refused for now: {said}. `kubectl gpu doctor` looks further"
+            f"no gpuclaim controller answers, so orders are refused for now: {words}."
+            " `kubectl gpu doctor` looks further"
         )
-    return said or f"the apiserver answered with {status.code}"
+    return words or f"the apiserver answered with {status.code}"

@@ -44,6 +44,10 @@ class Slot:
     resources: frozenset[str]
     attached: bool = False
     """Whether a claim's pod uses it, also where the state says something graver."""
+    holder: str = ""
+    """`namespace/name` of the claim that holds it or, in foreign use, of the pod that uses it; empty for nobody."""
+    address: str = ""
+    """The PCI address of the function that it is, or is one of the devices of."""
 
 
 def slots(node: GPUNode, claims: Iterable[GPUClaim], resources: Mapping[str, str]) -> list[Slot]:
@@ -55,7 +59,11 @@ def slots(node: GPUNode, claims: Iterable[GPUClaim], resources: Mapping[str, str
         resources: class name → the resource it is made of; of a class that is not here, any free GPU is drawn as held.
     """
     held = list(claims)
-    users = {(c.metadata.namespace, c.status.attachment.pod_name) for c in held if c.status.attachment is not None}
+    users = {
+        (c.metadata.namespace, c.status.attachment.pod_name): full_name(c)
+        for c in held
+        if c.status.attachment is not None
+    }
     excluded = {exclusion.address for exclusion in node.spec.excluded}
     found = [
         slot
@@ -79,11 +87,16 @@ def _draw(found: list[Slot], claim: GPUClaim, resource: str | None) -> None:
     state = State.HELD if claim.status.attachment is None else State.ATTACHED
     for index, slot in enumerate(found):
         if slot.state is State.FREE and (resource is None or resource in slot.resources):
-            found[index] = Slot(state, slot.resources)
+            found[index] = Slot(state, slot.resources, holder=full_name(claim), address=slot.address)
             return
 
 
-def _device(device: Device, users: set[tuple[str, str]], *, excluded: bool) -> Iterator[Slot]:
+def full_name(claim: GPUClaim) -> str:
+    """The claim's namespace and name."""
+    return f"{claim.metadata.namespace}/{claim.metadata.name}"
+
+
+def _device(device: Device, users: Mapping[tuple[str, str], str], *, excluded: bool) -> Iterator[Slot]:
     offered = frozenset(resource.name for resource in device.resources)
     number = max([1, *(max(resource.allocatable, resource.used) for resource in device.resources)])
     used = min(number, sum(resource.used for resource in device.resources))
@@ -97,9 +110,15 @@ def _device(device: Device, users: set[tuple[str, str]], *, excluded: bool) -> I
     elif excluded:
         rest = State.EXCLUDED
     states = [State.FOREIGN] * foreign + [State.ATTACHED] * (used - foreign) + [rest] * (number - used)
+    strangers = [f"{user.namespace}/{user.name}" for user in device.users if (user.namespace, user.name) not in users]
+    holders = [users[user.namespace, user.name] for user in device.users if (user.namespace, user.name) in users]
+    names = {State.FOREIGN: iter(strangers), State.ATTACHED: iter(holders)}
     for state in states:
+        # A pod that has several of the function's devices is named with the first of them.
+        holder = next(names[state], "") if state in names else ""
         # What is wrong with a GPU matters more than who still uses it.
-        yield Slot(rest if rest is State.UNHEALTHY else state, offered, state is State.ATTACHED)
+        shown = rest if rest is State.UNHEALTHY else state
+        yield Slot(shown, offered, state is State.ATTACHED, holder, device.address)
 
 
 def note(node: GPUNode) -> Cell:

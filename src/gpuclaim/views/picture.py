@@ -15,7 +15,7 @@ from gpuclaim.views.plan import Change
 
 ROWS_MAX: Final = 64
 """So many nodes are drawn; beyond, those that change first, and the rest is counted."""
-_SAID: Final = {
+SAID: Final = {
     State.FREE: ("free", "free"),
     State.HELD: ("held", "held, no VM"),
     State.ATTACHED: ("attached", "attached"),
@@ -24,6 +24,7 @@ _SAID: Final = {
     State.EXCLUDED: ("excluded", "excluded"),
     State.UNMANAGED: ("unmanaged", "not offered"),
 }
+"""The class of a state's cell in CSS, and its words."""
 _CELL, _GAP, _PER_LINE, _MARGIN = 20, 6, 8, 24
 _STEP: Final = _CELL + _GAP
 _PANEL: Final = _PER_LINE * _STEP
@@ -125,7 +126,7 @@ def _cells(x: float, y: float, states: Sequence[State], before: Sequence[State])
 
 
 def _cell(x: float, y: float, state: State) -> str:
-    kind, said = _SAID[state]
+    kind, said = SAID[state]
     drawn = f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{_CELL}" height="{_CELL}" rx="5"/>'
     if state is not State.FREE:
         drawn += f'<text class="{kind} in" x="{x + _CELL / 2:g}" y="{y + 14.5:g}">{state.value}</text>'
@@ -135,7 +136,7 @@ def _cell(x: float, y: float, state: State) -> str:
 def _legend(y: float, width: float, states: set[State]) -> tuple[list[str], float]:
     parts: list[str] = []
     x = float(_MARGIN)
-    for state, (_, said) in _SAID.items():
+    for state, (_, said) in SAID.items():
         if state not in states:
             continue
         room = _CELL + 8 + _LETTER_WIDTH * len(said) + 18
