@@ -17,8 +17,11 @@ help: ## what there is
 up: $(READY) ## a whole cloud on this machine, ready to order from (Ctrl-C ends it)
 	@$(VENV)/bin/gpuclaim up $(ARGS)
 
-test: $(READY) ## every test: unit, property, cases, and the real components
+test: $(READY) browser ## every test: unit, property, cases, and the real components
 	@$(VENV)/bin/pytest $(ARGS)
+
+browser: ## install Chromium for the tests of the page, where there is none (as root, on Debian)
+	@tests/browser.sh
 
 check: lint ## linters and the tests that run in seconds
 	@$(VENV)/bin/pytest -m "not real and not simulated" $(ARGS)

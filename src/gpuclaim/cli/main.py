@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "plan": ("plan", "Decide orders against a state, with no cluster."),
     "render": ("render", "Print the template of VMs that have GPUs of a class."),
     "crds": ("crds", "Print the CustomResourceDefinitions."),
+    "console": ("console", "Serve the page for tenants and the hoster."),
     "controller": ("controller", "Run the controller."),
     "usage": ("usage", "Report what was held and used, by tenant, class and month."),
     "agent": ("agent", "Run the node agent, or print one report."),
