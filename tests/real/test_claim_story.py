@@ -46,16 +46,17 @@ async def told(client: Client, reason: str, name: str = "vm1") -> Event:
             await cloud.changed(client, Event, "tenant-a", version)
 
 
-async def test_a_pod_that_the_node_has_no_cpu_for_is_told_apart(hoster: Client) -> None:
+async def test_a_pod_that_the_node_has_no_cpu_and_memory_for_is_told_apart(hoster: Client) -> None:
     await hoster.create(claim("vm1"))
     assert (await cloud.until(hoster, GPUClaim, "vm1", "tenant-a", bound)).status.node_name == "gpu-1"
     pod = launcher("virt-launcher-vm1-a", "vm1")
-    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "100"}
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "100", "memory": "2Ti"}
     await start(hoster, pod)
     waits = await cloud.until(hoster, GPUClaim, "vm1", "tenant-a", condition("Attached", "NodeLacksRoom"))
     said = model.condition(waits.status.conditions, "Attached")
     assert said is not None
-    assert said.message == ("pod virt-launcher-vm1-a waits: the GPUs are held, and their node has too little cpu left")
+    room = "the GPUs are held, and their node has too little cpu and memory left"
+    assert said.message == f"pod virt-launcher-vm1-a waits: {room}"
     assert waits.status.node_name == "gpu-1"  # the hold is as good as before
     event = await told(hoster, "PodWaits")
     assert (event.type, event.note) == ("Warning", said.message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -17,33 +16,12 @@ from gpuclaim.kube.client import ApiError, Client
 from gpuclaim.local.controlplane import ControlPlane
 from support import audit, cloud
 from support.cloud import claim
+from support.roads import SlowRoad, moves
 from support.wait import until_awaited
 
 from .test_orders import bound
 
 pytestmark = pytest.mark.usefixtures("crds")
-
-
-class SlowRoad(Client):
-    """A client whose moves get stuck on the way; who sent one gives it up, and it arrives when it is let go."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.stuck = asyncio.Event()
-        self.let_go = asyncio.Event()
-        self.arrived: asyncio.Task[bytes] | None = None
-
-    async def _once(self, method: str, path: str, data: bytes | None, *rest: Any) -> bytes:
-        if method != "PATCH" or data is None or b'"fromNode"' not in data:
-            return await super()._once(method, path, data, *rest)
-
-        async def arrive() -> bytes:
-            await self.let_go.wait()
-            return await super(SlowRoad, self)._once(method, path, data, *rest)
-
-        self.arrived = asyncio.create_task(arrive())
-        self.stuck.set()
-        return await asyncio.shield(self.arrived)
 
 
 @pytest.fixture
@@ -63,7 +41,7 @@ async def test_a_move_that_arrives_when_another_leads_is_refused(
 ) -> None:
     if not fenced:
         monkeypatch.setattr(Registration, "_write_helpful", _nothing)
-    async with SlowRoad(config.load(cluster.kubeconfig)) as road, contextlib.AsyncExitStack() as first:
+    async with SlowRoad(config.load(cluster.kubeconfig), moves) as road, contextlib.AsyncExitStack() as first:
         await first.enter_async_context(cloud.running_controller(cluster.kubeconfig, "first", client=road))
         for name, count in (("vm1", 3), ("vm2", 1)):
             await client.create(claim(name, count=count))

@@ -8,7 +8,7 @@ import datetime as dt
 import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,12 +18,12 @@ from gpuclaim.api.core import ObjectMeta
 from gpuclaim.api.types import Device, GPUClaim, GPUNode, Health, ResourceCount
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
-from gpuclaim.kube.resources import resource_of
 from gpuclaim.local.controlplane import ControlPlane
 from gpuclaim.local.kubelet import Kubelet, available
 from support import cloud, replicas
 from support.cloud import H200, claim
 from support.device_plugin import DevicePlugin
+from support.versions import Versions
 
 from .test_claim_story import moved_to, told
 from .test_orders import bound, launcher, start
@@ -138,7 +138,7 @@ async def test_a_device_that_is_gone_before_the_pod_starts_is_refused_and_stored
 async def _goes_elsewhere(client: Client, cluster: ControlPlane, once_sent: Any) -> str:
     """A set of two claims whose pod node-a turns away runs on gpu-2; in which order that is stored. The reason."""
     await cloud.add_node(client, "gpu-2", 4)
-    async with cloud.running_controller(cluster.kubeconfig), Versions(client) as seen:
+    async with cloud.running_controller(cluster.kubeconfig), Versions(client, GPUClaim, "tenant-a") as seen:
         for name in ("one", "two"):
             await client.create(claim(name, set="vm1"))
             assert (await cloud.until(client, GPUClaim, name, "tenant-a", bound)).status.node_name == "node-a"
@@ -156,52 +156,16 @@ async def _goes_elsewhere(client: Client, cluster: ControlPlane, once_sent: Any)
             (refusal,) = moved.status.refusals
             assert (refusal.node_name, refusal.pod_uid) == ("node-a", first.metadata.uid)
             assert refusal.reason == first.status.reason
-            await seen.until(moved)
-        refused = [seen.first(name, lambda found: found.status.refusals) for name in ("one", "two")]
-        moves = [seen.first(name, moved_to("gpu-2")) for name in ("one", "two")]
+        refused = [await seen.first(name, lambda found: found.status.refusals) for name in ("one", "two")]
+        moves = [await seen.first(name, moved_to("gpu-2")) for name in ("one", "two")]
         # Every claim says so before any is moved, and all are moved before a pod is let in.
-        assert max(refused) < min(moves)
-        assert max(moves) < int(pod.metadata.resource_version)
+        assert max(map(version, refused)) < min(map(version, moves))
+        assert max(map(version, moves)) < version(pod)
         return first.status.reason
 
 
-class Versions:
-    """Every version of the tenant's claims, in the order in which they were stored."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._seen: list[GPUClaim] = []
-        self._more = asyncio.Condition()
-
-    async def __aenter__(self) -> Self:
-        _, version = await self._client.list(GPUClaim, "tenant-a")
-        self._task = asyncio.create_task(self._follow(version))
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _follow(self, version: str) -> None:
-        changes = self._client.watch(resource_of(GPUClaim), "tenant-a", since=version)
-        async with contextlib.aclosing(changes):
-            async for kind, item in changes:
-                if kind != "BOOKMARK":
-                    async with self._more:
-                        self._seen.append(msgspec.json.decode(item, type=GPUClaim))
-                        self._more.notify_all()
-
-    async def until(self, claim: GPUClaim) -> None:
-        """Returns once this version is among them."""
-        wanted = claim.metadata.resource_version
-        async with asyncio.timeout(30), self._more:
-            await self._more.wait_for(lambda: any(c.metadata.resource_version == wanted for c in self._seen))
-
-    def first(self, name: str, holds: Any) -> int:
-        """The first resourceVersion of the claim of which `holds` is true."""
-        found = (each for each in self._seen if each.metadata.name == name and holds(each))
-        return int(next(found).metadata.resource_version)
+def version(found: GPUClaim | core.Pod) -> int:
+    return int(found.metadata.resource_version)
 
 
 async def test_a_leader_that_is_killed_after_the_refusal_does_not_have_the_set_go_back(
