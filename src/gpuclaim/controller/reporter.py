@@ -107,7 +107,9 @@ class Reporter:
                 continue
             conditions = catalogue.node_conditions(report, node, self._now())
             after = msgspec.structs.replace(report.status, conditions=conditions)
-            if not await self._write(GPUNode, "", name, merge_patch(report.status, after)):
+            # Of the version that was looked at: what was just written, or a report, may not have come back yet.
+            version = report.metadata.resource_version
+            if not await self._write(GPUNode, "", name, merge_patch(report.status, after), version):
                 self._due.add(name)
         return not self._due
 
@@ -120,18 +122,22 @@ class Reporter:
                 well &= await self._write(core.ResourceQuota, namespace, name, patch)
         return well
 
-    async def _write(self, kind: _Kind, namespace: str, name: str, patch: dict[str, Any]) -> bool:
+    async def _write(
+        self, kind: _Kind, namespace: str, name: str, patch: dict[str, Any], version: str | None = None
+    ) -> bool:
         if not patch:
             return True
         left = self._lease_left()
         if left <= 0:
             return False
+        body: dict[str, Any] = {"metadata": {"resourceVersion": version}} if version else {}
         try:
             async with asyncio.timeout(left):
-                await self._client.patch(kind, name, {"status": patch}, namespace, subresource="status")
+                await self._client.patch(kind, name, body | {"status": patch}, namespace, subresource="status")
         except (ApiError, UnreachableError, TimeoutError) as error:
             if isinstance(error, ApiError) and error.code == 404:
                 return True
-            log.warning("status of %s %s: %s", kind.__name__, name, error)
+            known = isinstance(error, ApiError) and error.code == 409
+            log.log(logging.DEBUG if known else logging.WARNING, "status of %s %s: %s", kind.__name__, name, error)
             return False
         return True
