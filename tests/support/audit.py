@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 
-from gpuclaim.api import model
-from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller.mirror import KINDS
 from gpuclaim.kube.client import Client
 from gpuclaim.placement import invariants
@@ -25,20 +23,4 @@ async def stored_books(client: Client) -> Books:
 
 async def faults(client: Client) -> list[str]:
     """What is wrong with what is stored, in sentences; empty where nothing is."""
-    books = await stored_books(client)
-    return [
-        *invariants.overheld(books),
-        *invariants.split_sets(books),
-        *invariants.over_budget(books),
-        *invariants.above_max_count(books),
-        *(f"{_name(claim)} says Bound and has no node" for claim in books.claims() if _homeless(claim)),
-    ]
-
-
-def _homeless(claim: GPUClaim) -> bool:
-    bound = model.condition(claim.status.conditions, "Bound")
-    return claim.status.node_name is None and bound is not None and bound.status == "True"
-
-
-def _name(claim: GPUClaim) -> str:
-    return f"{claim.metadata.namespace}/{claim.metadata.name}"
+    return invariants.unsound(await stored_books(client))

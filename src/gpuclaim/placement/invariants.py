@@ -1,7 +1,8 @@
 """What must hold of any books, as functions that say what does not: for tests, simulations and a doubtful operator.
 
 Capacity may fall below what is held (a GPU dies), a quota may be lowered, a crash may split a set: `overheld`,
-`over_budget` and `split_sets` then say so. In a history without such events all of them stay empty.
+`over_budget` and `split_sets` then say so. In a history without such events all of them stay empty. What must survive
+of a claim, from one state to the next, is in `survival`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import datetime as dt
 from typing import Any
 
 from gpuclaim.api import model
+from gpuclaim.api.core import Status
+from gpuclaim.api.reasons import ClaimCondition
 from gpuclaim.placement import fit
 from gpuclaim.placement.books import Books
 from gpuclaim.placement.orders import Order, Verdict
@@ -70,6 +73,28 @@ def above_max_count(books: Books) -> list[str]:
         if limit is not None and count > limit:
             faults.append(f"{namespace}/{set_name} holds {count} of {class_name}, at most {limit}")
     return faults
+
+
+def nodeless(books: Books) -> list[str]:
+    """Claims that say that they are bound, and not where."""
+    return [
+        f"{claim.metadata.namespace}/{claim.metadata.name} says Bound and has no node"
+        for claim in books.claims()
+        if claim.status.node_name is None
+        and (bound := model.condition(claim.status.conditions, ClaimCondition.BOUND)) is not None
+        and bound.status == Status.TRUE
+    ]
+
+
+def unsound(books: Books) -> list[str]:
+    """All of the above: empty after any history in which no GPU broke, no quota was lowered, nothing crashed."""
+    return [
+        *overheld(books),
+        *split_sets(books),
+        *over_budget(books),
+        *above_max_count(books),
+        *nodeless(books),
+    ]
 
 
 def wrong_index(books: Books) -> list[str]:
