@@ -31,8 +31,7 @@ def main(seeds: int, start: int, seed: int | None, last: int, jobs: int) -> None
         sys.exit(1 if outcome.faults else 0)
     failed: list[int] = []
     answers: collections.Counter[str] = collections.Counter()
-    happened: collections.Counter[str] = collections.Counter()
-    seen: collections.Counter[str] = collections.Counter()
+    tally: collections.Counter[str] = collections.Counter()
     steps = orders = done = 0
     began = told = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
@@ -40,8 +39,7 @@ def main(seeds: int, start: int, seed: int | None, last: int, jobs: int) -> None
             done += 1
             steps, orders = steps + outcome.steps, orders + outcome.orders
             answers.update(outcome.answers)
-            happened.update(outcome.happened)
-            seen.update(outcome.seen)
+            tally.update(outcome.tally)
             if outcome.faults:
                 failed.append(outcome.seed)
                 _tell(outcome, last)
@@ -50,12 +48,19 @@ def main(seeds: int, start: int, seed: int | None, last: int, jobs: int) -> None
                 click.echo(
                     f"{done} of {seeds} seeds, {len(failed)} failed, {done / (told - began):.1f} a second", err=True
                 )
-    click.echo(f"{done} seeds from {start} on, {steps} steps, {orders} orders, {time.monotonic() - began:.0f} s")
-    click.echo("answers: " + ", ".join(f"{word} {count}" for word, count in answers.most_common()))
-    click.echo("seen: " + ", ".join(f"{word} {count}" for word, count in seen.most_common()))
-    click.echo("faults made: " + ", ".join(f"{word} {count}" for word, count in happened.most_common()))
-    click.echo(f"failed: {', '.join(map(str, sorted(failed)))}" if failed else "every invariant held in every seed")
+    click.echo(f"{done} seeds from {start} on, {steps} steps, {time.monotonic() - began:.0f} s")
+    click.echo(f"\n{orders} orders were answered")
+    _table(answers, done)
+    click.echo("\nwhat happened")
+    _table(tally, done)
+    failing = f"{len(failed)} failed: {', '.join(map(str, sorted(failed)))}"
+    click.echo(f"\n{failing if failed else 'every invariant held in every seed'}")
     sys.exit(1 if failed else 0)
+
+
+def _table(counts: collections.Counter[str], seeds: int) -> None:
+    for what, count in sorted(counts.items()):
+        click.echo(f"  {count:9}  {count / seeds:9.2f} a seed  {what}")
 
 
 def _tell(outcome: Outcome, last: int) -> None:

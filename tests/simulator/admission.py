@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gpuclaim.admission import review, webhooks
 from gpuclaim.api import names
-from simulator.apiserver import Json, RefusedError
+from simulator.apiserver import Json, RefusedError, selected
 from simulator.network import Network
 from simulator.replica import Replica
 
@@ -41,10 +41,18 @@ class Admission:
         elif plural == "pods" and self._asks_for_gpu(obj):
             bare = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}}
             obj = _patched(obj, await self._ask(webhooks.PODS_PATH, bare, dry))
+        elif plural == "virtualmachines" and selected(obj, names.CLASS_LABEL) and self._configured("Mutating"):
+            bare = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "uid"}}
+            patched = _patched(bare, await self._ask(webhooks.MACHINES_PATH, bare, dry))
+            obj = {**patched, "metadata": obj["metadata"]}
+            await self._ask(webhooks.MACHINE_ORDERS_PATH, obj, dry)
         else:
             return obj
         slow = net.universe.rng.random() < net.weather.slow
         await asyncio.sleep(net.universe.rng.uniform(0, _FOREIGN_SECONDS) if slow else net.latency())
+        if net.universe.rng.random() < net.weather.vetoed:
+            net.universe.tally["vetoed by others after us"] += 1
+            raise RefusedError(403, "Forbidden", "another admission plugin says no")
         return obj
 
     def _configured(self, phase: str) -> Json | None:
@@ -65,6 +73,7 @@ class Admission:
         meta = obj["metadata"]
         request = review.Request(
             uid=f"request-{self._requests}",
+            kind=review.GroupVersionKind(kind=obj["kind"]),
             namespace=meta.get("namespace", ""),
             name=meta["name"],
             operation="CREATE",
@@ -76,10 +85,12 @@ class Admission:
         leading = [replica for replica in alive if replica.leads]
         chosen = leading if leading and rng.random() < 0.9 else alive
         if not chosen or rng.random() < net.weather.lost:
+            net.universe.tally["webhook not reached"] += 1
             raise RefusedError(500, "InternalError", f"failed calling webhook {path}: connection refused")
         replica = rng.choice(chosen)
         heard: asyncio.Future[review.Response] = loop.create_future()
         lost = rng.random() < net.weather.answer_lost
+        net.universe.tally["webhook answer lost"] += lost
 
         def answer(response: review.Response | Exception) -> None:
             if not lost and not replica.loop.dead:
@@ -112,19 +123,15 @@ class Admission:
 
 
 def _patched(obj: Json, response: review.Response) -> Json:
-    """The object with a JSON patch of `add` operations on paths of two parts, all that the desk writes."""
+    """The object with a JSON patch of `add` operations on fields of objects, all that the desk writes."""
     if response.patch is None:
         return obj
     for operation in msgspec.json.decode(base64.b64decode(response.patch)):
-        _, part, field = operation["path"].split("/")
         assert operation["op"] == "add"
-        obj = {**obj, part: {**obj[part], field: operation["value"]}}
+        obj = _added(obj, operation["path"].strip("/").split("/"), operation["value"])
     return obj
 
 
-def pinned_to(pod: Json) -> str | None:
-    """The node that a pod's affinity names."""
-    affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
-    fields = [field for term in terms for field in term.get("matchFields", [])]
-    return fields[0]["values"][0] if fields else None
+def _added(obj: Json, path: list[str], value: Any) -> Json:
+    step, *rest = path
+    return {**obj, step: _added(obj[step], rest, value) if rest else value}

@@ -11,6 +11,7 @@ import datetime as dt
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
+from gpuclaim.admission import fence
 from gpuclaim.placement.scenario import merge_patch
 from simulator.loop import Clock
 
@@ -24,6 +25,7 @@ KINDS: Final = {
     "gpunodes": ("gpu.cozystack.io/v1alpha1", "GPUNode"),
     "nodes": ("v1", "Node"),
     "pods": ("v1", "Pod"),
+    "virtualmachines": ("kubevirt.io/v1", "VirtualMachine"),
     "namespaces": ("v1", "Namespace"),
     "resourcequotas": ("v1", "ResourceQuota"),
     "leases": ("coordination.k8s.io/v1", "Lease"),
@@ -33,7 +35,9 @@ KINDS: Final = {
     "validatingadmissionpolicies": ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"),
     "validatingadmissionpolicybindings": ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"),
 }
-_HAS_STATUS: Final = frozenset({"gpuclasses", "gpuclaims", "gpunodes", "nodes", "pods", "resourcequotas"})
+_HAS_STATUS: Final = frozenset(
+    {"gpuclasses", "gpuclaims", "gpunodes", "nodes", "pods", "resourcequotas", "virtualmachines"}
+)
 _CLUSTER: Final = frozenset(
     {"gpuclasses", "gpunodes", "nodes", "namespaces"}
     | {plural for plural in KINDS if plural.endswith(("ions", "ies", "ings"))}
@@ -43,6 +47,8 @@ _KEPT: Final = 400
 
 Admit: TypeAlias = Callable[[str, Json, bool], Awaitable[Json]]
 Written: TypeAlias = Callable[[str, "Json | None", "Json | None", str], None]
+Idle: TypeAlias = Callable[[str, Json, str], None]
+"""Hears of a write that changed nothing."""
 
 
 class RefusedError(Exception):
@@ -77,6 +83,11 @@ class Path:
         return cls(plural, namespace, name, sub, version)
 
 
+def selected(obj: Json, selector: str) -> bool:
+    """Whether a label selector takes the object; of selectors, that a label is there is all that is asked."""
+    return not selector or selector in obj["metadata"].get("labels", {})
+
+
 def shown(path: str) -> str:
     """A request's path as the trace has it."""
     at = Path.of(path)
@@ -86,7 +97,7 @@ def shown(path: str) -> str:
 class Apiserver:
     """The store and its verbs. Objects are never changed in place: an event keeps what it was told of."""
 
-    def __init__(self, clock: Clock, admit: Admit, written: Written) -> None:
+    def __init__(self, clock: Clock, admit: Admit, written: Written, idle: Idle) -> None:
         self.objects: dict[str, dict[Key, Json]] = {plural: {} for plural in KINDS}
         self.history: dict[str, list[tuple[int, str, Json]]] = {plural: [] for plural in KINDS}
         self.compacted = dict.fromkeys(KINDS, 0)
@@ -95,6 +106,9 @@ class Apiserver:
         self._clock = clock
         self._admit = admit
         self._written = written
+        self._idle = idle
+        self.unserved: set[str] = set()
+        """Kinds whose CRD nobody has installed yet."""
         self._uids = 0
 
     def now(self) -> str:
@@ -119,12 +133,15 @@ class Apiserver:
         at = Path.of(path)
         if not at.plural:
             return self._discovery(at.group_version)
-        if at.plural not in KINDS:
+        if at.plural not in KINDS or at.plural in self.unserved:
             raise RefusedError(404, "NotFound", f"no kind {at.plural}")
         dry = params.get("dryRun") == "All"
         if method == "GET" and not at.name:
+            selector = params.get("labelSelector", "")
             found = [
-                o for (ns, _), o in sorted(self.objects[at.plural].items()) if not at.namespace or ns == at.namespace
+                o
+                for (ns, _), o in sorted(self.objects[at.plural].items())
+                if (not at.namespace or ns == at.namespace) and selected(o, selector)
             ]
             return {"metadata": {"resourceVersion": str(self.version)}, "items": found}
         if method == "GET":
@@ -138,6 +155,7 @@ class Apiserver:
                 return await self._create(at, body, dry=dry, who=who)
             return self._update(at, merge_patch(self._one(at), body), who)
         if method == "PATCH":
+            self._fence(at, params.get("fieldManager", ""))
             return self._patch(at, body, who)
         return self._delete(at, body, who)
 
@@ -194,6 +212,14 @@ class Apiserver:
             }
         return self._store(at.plural, (at.namespace, at.name), old, new, who)
 
+    def _fence(self, at: Path, manager: str) -> None:
+        """The policy `gpuclaim-fence`, which the chart installs."""
+        if at.plural != "gpuclaims" or at.subresource != "status" or not manager.startswith(fence.PREFIX):
+            return
+        for lease in self.all("leases"):
+            if manager != fence.manager(dt.datetime.fromisoformat(lease["spec"]["acquireTime"])):
+                raise RefusedError(403, "Forbidden", "sent by a leader of an earlier term: another leads")
+
     def _patch(self, at: Path, body: Json, who: str) -> Json:
         old = self._one(at)
         meta = body.get("metadata", {})
@@ -232,6 +258,7 @@ class Apiserver:
     def _store(self, plural: str, key: Key, old: Json | None, new: Json | None, who: str) -> Json:
         if new is not None and old is not None:
             if new == old:
+                self._idle(plural, old, who)
                 return old
             if new.get("spec") != old.get("spec"):
                 generation = old["metadata"].get("generation", 1) + 1
@@ -268,8 +295,10 @@ class Apiserver:
         """The events of a kind after a version.
 
         Raises:
-            RefusedError: 410, they are forgotten.
+            RefusedError: 410, they are forgotten; 404, the kind is not served.
         """
+        if plural in self.unserved:
+            raise RefusedError(404, "NotFound", f"no kind {plural}")
         if version < self.compacted[plural]:
             raise RefusedError(410, "Expired", "too old resource version")
         return [event for event in self.history[plural] if event[0] > version]

@@ -7,6 +7,7 @@ is never run again, wherever it stood: no `finally` of it has any effect on the 
 from __future__ import annotations
 
 import asyncio
+import collections
 import heapq
 import random
 from collections.abc import Callable, Coroutine
@@ -31,7 +32,7 @@ class _NoSelector:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An asyncio loop that runs one callback when told to, and takes the time from the clock."""
 
-    def __init__(self, clock: Clock, name: str) -> None:
+    def __init__(self, clock: Clock, name: str, thread: Callable[[Callable[[], None]], None]) -> None:
         super().__init__()
         self.clock = clock
         self.name = name
@@ -41,6 +42,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = _NoSelector()
         self.set_exception_handler(self._keep_fault)
         self.faults: list[str] = []
+        self._thread = thread
+
+    def run_in_executor(  # type: ignore[override]  # of an executor we know nothing
+        self, _executor: object, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """A thread's work: it takes its time, and is done whatever becomes of who waits for it."""
+        done = self.create_future()
+
+        def finish(error: BaseException | None, result: Any) -> None:
+            if done.done():
+                return
+            if error is not None:
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+
+        def work() -> None:
+            error = result = None
+            try:
+                result = func(*args)
+            except Exception as raised:  # noqa: BLE001 - it is the waiter's
+                error = raised
+            if not self.dead:
+                self.call_soon(finish, error, result)
+
+        self._thread(work)
+        return done
 
     def time(self) -> float:
         return self.clock.now
@@ -87,15 +115,24 @@ class Universe:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.clock = Clock()
+        self.tally: collections.Counter[str] = collections.Counter()
+        """How often what is worth counting has happened."""
         self.loops: list[VirtualLoop] = []
         self._graveyard: list[VirtualLoop] = []
         self.steps = 0
 
     def loop(self, name: str) -> VirtualLoop:
         """A new loop."""
-        made = VirtualLoop(self.clock, name)
+        made = VirtualLoop(self.clock, name, self._in_thread)
         self.loops.append(made)
         return made
+
+    async def pause(self, least: float, most: float) -> None:
+        """Some seconds go by."""
+        await asyncio.sleep(self.rng.uniform(least, most))
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        self.loops[0].call_at(self.clock.now + self.rng.uniform(0.001, 0.05), work)
 
     def kill(self, loop: VirtualLoop) -> None:
         """The loop never runs again."""
@@ -105,14 +142,19 @@ class Universe:
 
     def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Runs all loops up to a time, or until `stop` says so."""
+        clock = self.clock
         while not stop():
-            wakes = [(max(loop.wakes(), self.clock.now), loop) for loop in self.loops]
-            first = min(at for at, _ in wakes)
+            first, ready = _NEVER, []
+            for loop in self.loops:
+                at = max(loop.wakes(), clock.now)
+                if at < first:
+                    first, ready = at, [loop]
+                elif at == first:
+                    ready.append(loop)
             if first > until:
-                self.clock.now = until
+                clock.now = until
                 return
-            ready = [loop for at, loop in wakes if at <= first]
-            self.clock.now = first
+            clock.now = first
             # Two machines that could go on at the same time: the seed says which is first.
             (ready[0] if len(ready) == 1 else self.rng.choice(ready)).step()
             self.steps += 1

@@ -15,7 +15,7 @@ from gpuclaim.api.core import Outcome
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.config import Config
 from gpuclaim.kube.resources import Resource
-from simulator.apiserver import Apiserver, Json, Path, RefusedError, shown
+from simulator.apiserver import Apiserver, Json, Path, RefusedError, selected, shown
 from simulator.loop import Universe, VirtualLoop
 
 _REQUEST_TIMEOUT: Final = 30.0
@@ -37,11 +37,12 @@ class Weather:
     broken_watch: float = 0.0
     late_event: float = 0.0
     twice: float = 0.0
+    vetoed: float = 0.0
 
     @classmethod
     def draw(cls, rng: random.Random) -> Weather:
         """Some weather: often fair, sometimes foul."""
-        worst = rng.choice((0.0, 0.01, 0.03, 0.1, 0.3))
+        worst = rng.choice((0.0, 0.01, 0.03, 0.1, 0.1, 0.3))
         return cls(
             slow=rng.random() * min(0.3, worst * 3),
             lost=rng.random() * worst,
@@ -50,6 +51,7 @@ class Weather:
             broken_watch=rng.random() * worst / 4,
             late_event=rng.random() * min(0.5, worst * 4),
             twice=rng.random() * worst / 2,
+            vetoed=rng.random() * worst,
         )
 
 
@@ -60,6 +62,8 @@ class Network:
         self, universe: Universe, server: VirtualLoop, api: Apiserver, trace: Callable[[str, str], None]
     ) -> None:
         self.weather = Weather()
+        self.down_until = 0.0
+        """Until when the apiserver is down, for every replica."""
         self.universe = universe
         self.server = server
         self.api = api
@@ -86,32 +90,36 @@ class Wire:
     @property
     def cut(self) -> bool:
         """Whether nothing passes now."""
-        return self._network.universe.clock.now < self.cut_until
+        return self._network.universe.clock.now < max(self.cut_until, self._network.down_until)
 
-    async def call(self, method: str, path: str, data: bytes | None, params: Mapping[str, str], content: str) -> bytes:
-        """One request and its answer, if it comes.
+    async def call(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        params: Mapping[str, str],
+        content: str,
+        *,
+        metadata_only: bool = False,
+    ) -> bytes:
+        """One request and its answer, if it comes; a list of the objects' metadata alone where that is asked for.
 
         Raises:
             ApiError: the answer is no 2xx.
             UnreachableError: no answer came.
         """
-        net, rng = self._network, self._network.universe.rng
-        weather = net.weather
+        net = self._network
         answer: asyncio.Future[Json] = self._loop.create_future()
         say = f"{method} {shown(path)}"
-        roll = rng.random()
-        if self.cut or roll < weather.lost:
-            net.trace(self._who, f"{say}: lost")
-            await self._silence()
-        if roll < weather.lost + weather.refused:
-            raise self._disturbance(say)
-        lost = roll < weather.lost + weather.refused + weather.answer_lost
+        lost = await self._way(say)
         body = msgspec.json.decode(data) if data else None
 
         async def serve() -> None:
             try:
-                result: Json | RefusedError = await net.api.handle(method, path, body, dict(params), content, self._who)
+                found = await net.api.handle(method, path, body, dict(params), content, self._who)
+                result: Json | RefusedError = _metadata_list(found) if metadata_only else found
             except RefusedError as refused:
+                net.universe.tally[f"{refused.code} {refused.body['reason']}"] += 1
                 result = refused
             if method != "GET" and "/events" not in path and "/leases" not in path:
                 net.trace(self._who, f"{say}: {_result(result)}{' (answer lost)' if lost else ''}")
@@ -135,6 +143,25 @@ class Wire:
         except TimeoutError:
             raise UnreachableError("no answer in time") from None
 
+    async def _way(self, say: str) -> bool:
+        """The way there; whether the answer will be lost on the way back.
+
+        Raises:
+            ApiError: the apiserver has too much to do, or something is wrong with it.
+            UnreachableError: the request is lost.
+        """
+        net, rng = self._network, self._network.universe.rng
+        weather, roll = net.weather, rng.random()
+        if self.cut or roll < weather.lost:
+            net.trace(self._who, f"{say}: lost")
+            net.universe.tally["request lost"] += 1
+            await self._silence()
+        if roll < weather.lost + weather.refused:
+            raise self._disturbance(say)
+        lost = roll < weather.lost + weather.refused + weather.answer_lost
+        net.universe.tally["answer lost"] += lost
+        return lost
+
     async def _silence(self) -> None:
         """A connection that is reset, or that says nothing more."""
         rng = self._network.universe.rng
@@ -151,6 +178,7 @@ class Wire:
                 (503, "ServiceUnavailable"),
             )
         )
+        self._network.universe.tally[f"{code} simulated"] += 1
         body: Json = {"code": code, "reason": reason, "message": "simulated"}
         if code == 429:
             body["details"] = {"retryAfterSeconds": 1}
@@ -158,7 +186,14 @@ class Wire:
         return ApiError(msgspec.convert(body, Outcome))
 
     async def watch(
-        self, path: str, since: str, seconds: int, opened: Callable[[], None]
+        self,
+        path: str,
+        since: str,
+        seconds: int,
+        opened: Callable[[], None],
+        *,
+        selector: str = "",
+        metadata_only: bool = False,
     ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
         """The events of a kind, as the client gives them on."""
         net = self._network
@@ -169,14 +204,16 @@ class Wire:
         try:
             past = net.api.since(plural, int(since))
         except RefusedError as refused:
+            net.universe.tally[f"{refused.code} {refused.body['reason']}"] += 1
             raise ApiError(msgspec.convert(refused.body, Outcome)) from None
-        watch = _Watch(net, self._loop, seconds)
+        watch = _Watch(net, self._loop, seconds, selector)
         self._watches.append(watch)
         net.api.watchers[plural].append(watch.tell)
         opened()
         try:
             for _, kind, obj in past:
-                watch.put((kind, obj))
+                if selected(obj, selector):
+                    watch.put((kind, obj))
             while True:
                 told = await watch.queue.get()
                 if told is None:
@@ -185,7 +222,8 @@ class Wire:
                     raise told
                 if self.cut:
                     raise UnreachableError("connection lost")
-                yield told[0], msgspec.Raw(msgspec.json.encode(told[1]))
+                obj = _metadata(told[1]) if metadata_only else told[1]
+                yield told[0], msgspec.Raw(msgspec.json.encode(obj))
         finally:
             watch.end()
             net.api.watchers[plural].remove(watch.tell)
@@ -200,7 +238,8 @@ class Wire:
 class _Watch:
     """One open watch: events arrive in order, each in its time."""
 
-    def __init__(self, net: Network, loop: VirtualLoop, seconds: int) -> None:
+    def __init__(self, net: Network, loop: VirtualLoop, seconds: int, selector: str) -> None:
+        self._selector = selector
         self.queue: asyncio.Queue[Event] = asyncio.Queue()
         self._net = net
         self._loop = loop
@@ -212,14 +251,18 @@ class _Watch:
 
     def tell(self, version: int, kind: str, obj: Json) -> None:
         """An event is on its way."""
-        if self._broken:
+        if self._broken or not selected(obj, self._selector):
             return
-        rng, weather = self._net.universe.rng, self._net.weather
+        rng, weather, tally = self._net.universe.rng, self._net.weather, self._net.universe.tally
         if rng.random() < weather.broken_watch:
+            tally["event lost with its watch"] += 1
             self.put(UnreachableError("watch broken"))
             return
-        self.put((kind, obj), late=rng.uniform(0.1, 5) if rng.random() < weather.late_event else 0.0)
+        late = rng.uniform(0.1, 5) if rng.random() < weather.late_event else 0.0
+        tally["event late"] += late > 0
+        self.put((kind, obj), late)
         if rng.random() < weather.twice:
+            tally["event twice"] += 1
             self.put((kind, obj))
 
     def put(self, told: Event, late: float = 0.0) -> None:
@@ -253,7 +296,8 @@ class SimulatedClient(Client):
     async def _once(
         self, method: str, path: str, data: bytes | None, params: Mapping[str, str], headers: dict[str, str]
     ) -> bytes:
-        return await self._wire.call(method, path, data, params, headers["Content-Type"])
+        partial = "PartialObjectMetadata" in headers["Accept"]
+        return await self._wire.call(method, path, data, params, headers["Content-Type"], metadata_only=partial)
 
     async def watch(
         self,
@@ -268,10 +312,20 @@ class SimulatedClient(Client):
         opened: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[tuple[str, msgspec.Raw]]:
         assert not field_selector
-        assert not label_selector
-        async with contextlib.aclosing(self._wire.watch(resource.path(namespace), since, seconds, opened)) as events:
+        watch = self._wire.watch(
+            resource.path(namespace), since, seconds, opened, selector=label_selector, metadata_only=metadata_only
+        )
+        async with contextlib.aclosing(watch) as events:
             async for event in events:
                 yield event
+
+
+def _metadata(obj: Json) -> Json:
+    return {"metadata": obj["metadata"]}
+
+
+def _metadata_list(found: Json) -> Json:
+    return found | {"items": [_metadata(item) for item in found["items"]]}
 
 
 def _result(result: Any) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from gpuclaim.admission import review
 from gpuclaim.admission.server import Handler
@@ -18,17 +18,22 @@ from gpuclaim.controller.registration import Here
 from gpuclaim.kube.lease import Timing
 from gpuclaim.placement.books import Settings
 from simulator.apiserver import EPOCH
+from simulator.cluster import FOREIGN
+from simulator.database import Database
 from simulator.loop import VirtualLoop
 from simulator.network import Network, SimulatedClient, Wire
 
 Make: TypeAlias = Callable[..., Controller]
-TIMING = Timing(duration=15, retry=2, margin=5)
+TIMING: Final = Timing(duration=15, retry=2, margin=5)
+SETTINGS: Final = Settings(silent_after=dt.timedelta(seconds=45), exempt_namespaces=frozenset({FOREIGN}))
+EVACUATE_AFTER: Final = dt.timedelta(seconds=15)
+"""Sooner than by default: a history is short."""
 
 
 class Replica:
     """One process, from its start to its death."""
 
-    def __init__(self, network: Network, name: str, make: Make = Controller) -> None:
+    def __init__(self, network: Network, name: str, database: Database, make: Make = Controller) -> None:
         universe = network.universe
         self.name = name
         self.loop: VirtualLoop = universe.loop(name)
@@ -44,7 +49,8 @@ class Replica:
             identity=name,
             timing=TIMING,
             show_counts=True,
-            settings=Settings(silent_after=dt.timedelta(seconds=300)),
+            settings=SETTINGS,
+            evacuate_after=EVACUATE_AFTER,
         )
         self.handlers: Mapping[str, Handler] = {}
         # asyncio's primitives bind to a loop when first waited on: the controller is made inside it.
@@ -57,6 +63,7 @@ class Replica:
                 now=self.now,
                 clock=lambda: started + universe.clock.now,
                 front=self._front,
+                ledger=database,
             )
             await self.controller.run()
 
@@ -83,6 +90,16 @@ class Replica:
     def leads(self) -> bool:
         """Whether it says that it may decide now."""
         return self.controller is not None and self.controller.obstacle() is None
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether it takes itself for the leader."""
+        return self.controller is not None and self.controller._elector.leads()
+
+    @property
+    def in_term(self) -> bool:
+        """Whether what only a leader does still goes on in it, though it may have lost the lease."""
+        return self.controller is not None and self.controller._prepared
 
     def ask(self, path: str, request: review.Request, answer: Callable[[review.Response | Exception], None]) -> None:
         """A question arrives; `answer` is called with what the handler says, if it ever says anything."""

@@ -10,19 +10,29 @@ import logging
 import random
 from collections.abc import Awaitable
 from typing import Final
+from unittest import mock
 
 from gpuclaim.controller.app import Controller
+from gpuclaim.placement import refusals
 from simulator.admission import Admission
-from simulator.apiserver import Apiserver
+from simulator.apiserver import Apiserver, Json
+from simulator.chaos import Chaos
 from simulator.cluster import NAMESPACES, Cluster
+from simulator.database import Database
 from simulator.loop import Universe
-from simulator.network import Network, Weather
+from simulator.network import Network
+from simulator.nodes import Nodes
 from simulator.oracle import Oracle
+from simulator.people import Hoster, Tenants
 from simulator.replica import Make, Replica
+from simulator.rest import at_rest
+from simulator.vms import VirtController
 
+_FIRST_REFUSAL: Final = dt.timedelta(seconds=15)
 _STORM_SECONDS: Final = 180.0
 _CALM_SECONDS: Final = 160.0
-_QUIET_SECONDS: Final = 60.0
+_PROBED_AFTER: Final = 60.0
+_QUIET_SECONDS: Final = 40.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,8 +45,7 @@ class Outcome:
     steps: int
     orders: int
     answers: dict[str, int]
-    happened: dict[str, int]
-    seen: dict[str, int]
+    tally: dict[str, int]
 
     @property
     def digest(self) -> str:
@@ -53,20 +62,21 @@ class History:
         self.seed = seed
         self.universe = Universe(seed)
         self.trace: list[str] = []
-        self.happened: dict[str, int] = {}
         self._make = make
         self._number = 0
         self.replicas: list[Replica] = []
-        server = self.universe.loop("apiserver")
-        self.server = server
-        self.oracle = Oracle(self.universe.clock)
+        self.server = self.universe.loop("apiserver")
+        self.oracle = Oracle(self.universe)
+        self.database = Database(self.universe, self.say, self.oracle.fault)
         self.api = Apiserver(
-            self.universe.clock, Admission(lambda: self.network, lambda: self.replicas), self.oracle.written
+            self.universe.clock, Admission(lambda: self.network, lambda: self.replicas), self._written, self.oracle.idle
         )
-        self.network = Network(self.universe, server, self.api, self.say)
+        self.network = Network(self.universe, self.server, self.api, self.say)
         self.cluster = Cluster(self.universe, self.api, self.say)
-        self.oracle.attach(self.api, self.cluster)
-        self.storm = True
+        self.nodes = Nodes(self.cluster)
+        self.tenants = Tenants(self.cluster, self.nodes)
+        self.chaos = Chaos(self.network, self.cluster, lambda: self.replicas, self._kill, self.say)
+        self.oracle.attach(self.api, self.cluster, self.database, self.chaos)
 
     def say(self, who: str, what: str) -> None:
         """A line of the trace."""
@@ -86,6 +96,7 @@ class History:
                 self._at_rest()
         finally:
             universe.close()
+            self.database.end()
         return Outcome(
             self.seed,
             tuple(self.oracle.faults),
@@ -93,8 +104,7 @@ class History:
             universe.steps,
             self.cluster.asked,
             self.cluster.answered,
-            self.happened,
-            self.oracle.seen,
+            dict(universe.tally),
         )
 
     def _stopped(self) -> bool:
@@ -117,82 +127,49 @@ class History:
 
     async def _live(self) -> None:
         rng = self.universe.rng
+        if rng.random() < 0.3:
+            self.api.unserved.add("virtualmachines")
+            self.server.call_later(rng.uniform(1, 90), self.api.unserved.clear)
         await self.cluster.furnish()
         for _ in range(rng.choice((1, 2, 2, 3))):
             self._start()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.cluster.run_nodes())
+            group.create_task(self.nodes.run())
+            group.create_task(VirtController(self.cluster).run())
             for namespace in NAMESPACES:
-                group.create_task(self.cluster.run_tenant(namespace))
-            group.create_task(self.cluster.run_hoster())
-            group.create_task(self._chaos())
+                group.create_task(self.tenants.run(namespace))
+            group.create_task(Hoster(self.cluster, self.nodes, self.database).run())
+            group.create_task(self.chaos.run())
 
     def _start(self) -> None:
         self._number += 1
-        replica = Replica(self.network, f"replica-{self._number}", self._make)
+        replica = Replica(self.network, f"replica-{self._number}", self.database, self._make)
         self.replicas.append(replica)
         self.say(replica.name, "starts")
 
-    async def _chaos(self) -> None:
-        rng = self.universe.rng
-        pace = rng.choice((3.0, 10.0, 20.0, 60.0))
-        clocks = rng.random() < 0.3
-        kinds = ["weather", "watches", "compact", "crash", "pause", "cut", *(["clock"] if clocks else [])]
-        while True:
-            await asyncio.sleep(rng.expovariate(1 / pace))
-            if not self.storm:
-                return
-            kind = rng.choice(kinds)
-            replica = rng.choice(self.replicas) if self.replicas else None
-            if rng.random() < 0.5:
-                replica = next((each for each in self.replicas if each.leads), replica)
-            self.happened[kind] = self.happened.get(kind, 0) + 1
-            if kind == "weather":
-                self.network.weather = Weather.draw(rng)
-                self.say("weather", str(self.network.weather))
-            elif kind == "compact":
-                self.say("etcd", "compacted")
-                self.api.compact()
-            elif replica is not None:
-                await self._strike(kind, replica)
+    def _kill(self, replica: Replica) -> None:
+        self.say(replica.name, "crashes")
+        self.universe.kill(replica.loop)
+        self.replicas.remove(replica)
+        replica.wire.cut_until = float("inf")
+        self.server.call_later(self.universe.rng.uniform(0.1, 30), self._start)
 
-    async def _strike(self, kind: str, replica: Replica) -> None:
-        rng, now = self.universe.rng, self.universe.clock.now
-        if kind == "crash":
-            # Between any two callbacks of its loop, that is at any await.
-            self.say(replica.name, "crashes")
-            self.universe.kill(replica.loop)
-            self.replicas.remove(replica)
-            replica.wire.cut_until = float("inf")
-            self.server.call_later(rng.uniform(0.1, 30), self._start)
-        elif kind == "pause":
-            length = rng.choice((0.5, 4, 9, 16, 40)) * rng.uniform(0.8, 1.2)
-            self.say(replica.name, f"is paused for {length:.1f} s")
-            replica.loop.paused_until = now + length
-        elif kind == "cut":
-            length = rng.uniform(0.5, 40)
-            self.say(replica.name, f"is cut off for {length:.1f} s")
-            replica.wire.cut_until = now + length
-            replica.wire.break_watches()
-        elif kind == "watches":
-            self.say(replica.name, "watches break")
-            replica.wire.break_watches()
-        else:
-            self.oracle.truthful_clocks = False
-            replica.offset = dt.timedelta(seconds=rng.choice((-3600, -100, -5, 0, 5, 100, 3600)) * rng.random())
-            self.say(replica.name, f"its clock is wrong by {replica.offset}")
+    def _written(self, plural: str, old: Json | None, new: Json | None, who: str) -> None:
+        self.oracle.written(plural, old, new, who, self.replicas)
+        self.chaos.written(plural, old, new, who)
 
     def _calm(self) -> None:
-        """The faults end: a fair network, machines that run, clocks that are right, nobody who asks."""
+        """The faults end, and nobody asks for anything more, but for one order of each tenant later on."""
         self.say("all", "calm")
-        self.storm = False
+        self.chaos.end()
         self.cluster.quiet = True
-        self.cluster.heal()
-        self.network.weather = Weather()
-        for replica in self.replicas:
-            replica.loop.paused_until = 0.0
-            replica.wire.cut_until = 0.0
-            replica.offset = dt.timedelta(0)
+        self.database.away_until = self.database.flaky = 0.0
+        self.server.create_task(self._guarded(self.cluster.heal()))
+        for namespace in NAMESPACES:
+            self.server.call_later(_PROBED_AFTER, self._probe, namespace)
+
+    def _probe(self, namespace: str) -> None:
+        self.server.create_task(self._guarded(self.tenants.probe(namespace)))
 
     def _at_rest(self) -> None:
         self.say("all", "at rest")
@@ -200,7 +177,7 @@ class History:
         if len(leaders) != 1:
             self.oracle.fault(f"{leaders} lead")
         mirrors = {r.name: r.controller.books for r in self.replicas if r.controller is not None}
-        self.oracle.at_rest(mirrors, self.universe.clock.now - _QUIET_SECONDS)
+        at_rest(self.oracle, mirrors, self.universe.clock.now - _QUIET_SECONDS)
 
 
 def play(seed: int, make: Make = Controller) -> Outcome:
@@ -214,7 +191,9 @@ def play(seed: int, make: Make = Controller) -> Outcome:
     logging.disable(logging.CRITICAL)
     state = random.getstate()
     try:
-        return History(seed, make).play()
+        # A refusal of five minutes would outlast a history, and none would ever come to its end or be repeated.
+        with mock.patch.object(refusals, "_FIRST", _FIRST_REFUSAL):
+            return History(seed, make).play()
     finally:
         random.setstate(state)
         logging.disable(quiet)

@@ -19,7 +19,7 @@ from gpuclaim.api import core, names
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller import pages
 from gpuclaim.controller.binder import Binder
-from gpuclaim.controller.bookkeeper import Bookkeeper
+from gpuclaim.controller.bookkeeper import Bookkeeper, Store
 from gpuclaim.controller.claim_events import Said
 from gpuclaim.controller.front import Front, HttpsConfig, Served, https
 from gpuclaim.controller.machines import Machines
@@ -89,6 +89,7 @@ class Controller:
         now: Callable[[], dt.datetime] = _utc_now,
         clock: Callable[[], float] = boottime,
         front: Front | None = None,
+        ledger: Store | None = None,
     ) -> None:
         """Sets up.
 
@@ -98,6 +99,7 @@ class Controller:
             now: the present moment, as this machine's clock has it; it may be wrong, and be set.
             clock: seconds that pass evenly, also while the machine sleeps; the lease is counted by it.
             front: how questions come here; by default over HTTPS, as `config` says.
+            ledger: where intervals of use are recorded; by default as `config` says.
         """
         self._front: Front = front or functools.partial(https, config.https)
         self._config = config
@@ -113,7 +115,8 @@ class Controller:
             now=now,
         )
         self._telemetry = Telemetry()
-        self._bookkeeper = _bookkeeper(config.ledger) if config.ledger else None
+        store = ledger or (_store(config.ledger) if config.ledger else None)
+        self._bookkeeper = Bookkeeper(store) if store is not None else None
         self._recorder = Recorder(client, config.identity, now=now, lease_left=self._may_write)
         self._binder = Binder(
             self.books,
@@ -300,11 +303,11 @@ def _current(informer: Informer[Any]) -> bool:
     return informer.current
 
 
-def _bookkeeper(url: str) -> Bookkeeper:
+def _store(url: str) -> Store:
     # Here and not above: 15 MiB that a controller without a ledger does without.
     from gpuclaim.ledger.store import Ledger
 
-    return Bookkeeper(Ledger(url))
+    return Ledger(url)
 
 
 async def run(api: Config, config: ControllerConfig, ready: Callable[[], None] = lambda: None) -> None:
