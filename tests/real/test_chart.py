@@ -12,6 +12,7 @@ import yaml
 
 from gpuclaim.admission import fence, guard
 from gpuclaim.cli.agent import agent
+from gpuclaim.cli.console import console
 from gpuclaim.cli.controller import controller
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, Content
@@ -49,13 +50,39 @@ EVERYTHING = {
         "podLabels": {"a": "b"},
         "podAnnotations": {"c": "d"},
     },
+    "console": {
+        "enabled": True,
+        "publicURL": "https://gpu.example/desk",
+        "login": "proxy",
+        "proxies": 2,
+        "logoutURL": "/oauth2/sign_out",
+        "idleMinutes": 5,
+        "sessionHours": 8,
+        "maxVisitors": 20,
+        "maxObjects": 1000000,
+        "port": 8082,
+        "certificate": {"existingSecret": "page"},
+        "ingress": {"enabled": True, "className": "nginx", "annotations": {"a": "b"}, "tlsSecret": "gpu-example"},
+        "log": {"level": "debug", "format": "text"},
+        "env": [{"name": "A", "value": "b"}],
+        "resources": {"limits": {"memory": "2Gi"}},
+        "nodeSelector": {"kubernetes.io/os": None},
+        "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
+        "affinity": {},
+        "priorityClassName": "high",
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+    },
     "monitoring": {
         "serviceMonitor": {"enabled": True, "interval": "1m", "labels": {"release": "prometheus"}},
         "rules": {"enabled": True, "labels": {"release": "prometheus"}},
         "dashboard": {"enabled": True, "labels": {"grafana_dashboard": "yes"}},
     },
     "roles": {"catalogueFor": ["tenants"]},
-    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
+    "networkPolicy": {
+        "metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        "consoleFrom": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+    },
     "agent": {
         "interval": 2.5,
         "heartbeat": 60,
@@ -246,10 +273,103 @@ def test_every_value_of_the_controller_has_its_effect(helm: Helm, everything: Pa
     assert [each["kind"] for each in helm.objects("--set", "networkPolicy.enabled=false")].count("NetworkPolicy") == 0
 
 
+ON = ("--set", "console.enabled=true", "--set", "console.publicURL=https://gpu.example")
+
+
+def test_every_value_of_the_page_has_its_effect(helm: Helm, everything: Path) -> None:
+    assert not [each for each in helm.objects() if each["metadata"]["name"].endswith("-console")]
+    objects = helm.objects("--values", str(everything))
+    template = the(objects, "Deployment", "console")["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= {"a": "b", "app.kubernetes.io/component": "console"}.items()
+    assert template["metadata"]["annotations"]["c"] == "d"
+    pod = template["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "secret"}]
+    assert pod["tolerations"] == [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}]
+    assert pod["priorityClassName"] == "high"
+    assert not pod.keys() & {"affinity", "nodeSelector"}
+    (container,) = pod["containers"]
+    assert container["args"] == [
+        "console",
+        "--login=proxy",
+        "--listen=:8082",
+        "--public-url=https://gpu.example/desk",
+        "--proxies=2",
+        "--logout-url=/oauth2/sign_out",
+        "--tls-certificate=/etc/gpuclaim/console/tls.crt",
+        "--tls-key=/etc/gpuclaim/console/tls.key",
+        "--idle-timeout=5",
+        "--session-hours=8",
+        "--max-visitors=20",
+        "--max-objects=1000000",
+        "--ancestor-label-prefix=tenants.example/",
+        "--log-level=debug",
+        "--log-format=text",
+    ]
+    assert container["env"] == [{"name": "A", "value": "b"}]
+    assert container["resources"] == {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
+    assert {container[probe]["httpGet"]["scheme"] for probe in ("livenessProbe", "readinessProbe")} == {"HTTPS"}
+    (certificate,) = (each for each in pod["volumes"] if each["name"] == "certificate")
+    assert certificate["secret"]["secretName"] == "page"
+    (mount,) = (each for each in container["volumeMounts"] if each["name"] == "certificate")
+    assert mount["mountPath"] == "/etc/gpuclaim/console"
+    service = the(objects, "Service", "console")
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (443, "web")
+    assert the(objects, "NetworkPolicy", "console")["spec"]["ingress"] == [
+        {
+            "from": [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}],
+            "ports": [{"port": 8082, "protocol": "TCP"}],
+        }
+    ]
+    ingress = the(objects, "Ingress", "console")
+    assert ingress["metadata"]["annotations"] == {"a": "b"}
+    assert ingress["spec"]["ingressClassName"] == "nginx"
+    assert ingress["spec"]["tls"] == [{"hosts": ["gpu.example"], "secretName": "gpu-example"}]
+    (rule,) = ingress["spec"]["rules"]
+    assert rule["host"] == "gpu.example"
+    (path,) = rule["http"]["paths"]
+    assert (path["path"], path["backend"]["service"]["name"]) == ("/desk", service["metadata"]["name"])
+
+
+def test_the_page_has_no_rights_and_no_token(helm: Helm) -> None:
+    objects = helm.objects(*ON)
+    pod = the(objects, "Deployment", "console")["spec"]["template"]["spec"]
+    account = the(objects, "ServiceAccount", "console")
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert pod["automountServiceAccountToken"] is account["automountServiceAccountToken"] is False
+    bound = [
+        subject["name"]
+        for each in objects
+        if each["kind"] in {"RoleBinding", "ClusterRoleBinding"}
+        for subject in each["subjects"]
+    ]
+    assert account["metadata"]["name"] not in bound
+    sources = [source for volume in pod["volumes"] for source in volume["projected"]["sources"]]
+    assert [next(iter(each)) for each in sources] == ["configMap", "downwardAPI"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert the(objects, "Deployment", "console")["spec"]["replicas"] == 1
+    assert the(objects, "NetworkPolicy", "console")["spec"]["ingress"] == [
+        {"ports": [{"port": 8080, "protocol": "TCP"}]}
+    ]
+    with pytest.raises(HelmError, match="must say what browsers call the page"):
+        helm.objects("--set", "console.enabled=true")
+
+
 @pytest.mark.parametrize("values", ["defaults", "everything"])
 def test_the_program_takes_what_the_chart_gives_it(helm: Helm, everything: Path, values: str) -> None:
-    objects = helm.objects(*(["--values", str(everything)] if values == "everything" else []))
-    for kind, component, command in (("Deployment", "controller", controller), ("DaemonSet", "agent", agent)):
+    objects = helm.objects(*(["--values", str(everything)] if values == "everything" else ON))
+    for kind, component, command in (
+        ("Deployment", "controller", controller),
+        ("Deployment", "console", console),
+        ("DaemonSet", "agent", agent),
+    ):
         (container,) = the(objects, kind, component)["spec"]["template"]["spec"]["containers"]
         name, *args = container["args"]
         assert name == component
@@ -326,6 +446,11 @@ def test_the_agent_has_no_more_than_it_needs(helm: Helm) -> None:
         ("monitoring.serviceMonitor.interval=often", "interval"),
         ("monitoring.rules.enable=true", "enable"),
         ("roles.catalogueFor=everybody", "catalogueFor"),
+        ("console.publicURL=http://gpu.example", "publicURL"),
+        ("console.login=kubeconfig", "login"),
+        ("console.replicas=2", "replicas"),
+        ("console.idleMinutes=0", "idleMinutes"),
+        ("console.port=80", "port"),
         ("networkPolicy.enable=true", "enable"),
         ("agent.port=80", "port"),
         ("agent.podPhases=maybe", "podPhases"),

@@ -66,8 +66,14 @@ def test_the_program_runs(image: Path) -> None:
     empty = {"PATH": "/nowhere"}
     printed = subprocess.run((program, "--version"), capture_output=True, text=True, check=True, env=empty).stdout
     assert __version__ in printed
-    for command in ("agent", "controller", "crds"):
+    for command in ("agent", "console", "controller", "crds"):
         subprocess.run((program, command, "--help"), capture_output=True, check=True, env=empty)
+    # The page's templates and files are part of it.
+    page = "from gpuclaim.console.render import Renderer; print(*Renderer('').statics)"
+    printed = subprocess.run(
+        (program.with_name("python"), "-c", page), capture_output=True, text=True, check=True, env=empty
+    ).stdout
+    assert len(printed.split()) == 3
 
 
 def test_it_has_no_tools_and_all_bytecode(image: Path) -> None:

@@ -42,6 +42,10 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "gpuclaim.fullname" . }}-controller
 {{- end -}}
 
+{{- define "gpuclaim.console.name" -}}
+{{ include "gpuclaim.fullname" . }}-console
+{{- end -}}
+
 {{/* The Secret with the webhook's certificate; empty where the controller makes its own. */}}
 {{- define "gpuclaim.controller.certificateSecret" -}}
 {{- with .Values.controller.certificate -}}

@@ -79,8 +79,9 @@ def load(kubeconfig: str | Path | None = None, context: str | None = None, *, an
     """
     kubeconfig = kubeconfig or _of_environment()
     if kubeconfig is None:
-        if os.environ.get("KUBERNETES_SERVICE_HOST") and (SERVICE_ACCOUNT / "token").exists():
-            found = in_cluster()
+        needed = SERVICE_ACCOUNT / ("ca.crt" if anonymous else "token")
+        if os.environ.get("KUBERNETES_SERVICE_HOST") and needed.exists():
+            found = in_cluster(SERVICE_ACCOUNT)
             return dataclasses.replace(found, token_file=None) if anonymous else found
         kubeconfig = Path.home() / ".kube" / "config"
         if not kubeconfig.exists():

@@ -116,3 +116,23 @@ async def test_in_a_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     found = config.in_cluster(tmp_path)
     assert (found.server, found.namespace) == ("https://[fd00::1]:443", "gpuclaim")
     assert await found.headers() == {"Authorization": "Bearer t"}
+
+
+async def test_in_a_pod_without_a_token_the_apiserver_is_known_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in (("ca.crt", AUTHORITY.pair.certificate), ("namespace", b"gpuclaim")):
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(config, "SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    found = config.load(anonymous=True)
+    assert (found.server, await found.headers()) == ("https://10.0.0.1:443", {})
+    with pytest.raises(ConfigError, match="no cluster to talk to"):
+        config.load()
+    # Where there is a token, it is another's: it is not sent.
+    (tmp_path / "token").write_bytes(b"t")
+    assert await config.load(anonymous=True).headers() == {}
+    assert await config.load().headers() == {"Authorization": "Bearer t"}
