@@ -11,6 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -119,7 +122,49 @@ def test_the_tour_goes_as_told_and_nothing_is_left(tmp_path: Path) -> None:
     run.nothing_is_left()
 
 
+class Visitor:
+    """A browser, as far as forms go: it keeps cookies, and sends what is hidden in a form."""
+
+    def __init__(self) -> None:
+        self._opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+
+    def get(self, url: str) -> str:
+        with self._opener.open(url) as answer:
+            return str(answer.read().decode())
+
+    def post(self, url: str, page: str, **fields: str) -> str:
+        (csrf, *_) = re.findall(r'name="csrf" value="([^"]+)"', page)
+        origin = "/".join(url.split("/")[:3])
+        body = urllib.parse.urlencode({"csrf": csrf, **fields}).encode()
+        with self._opener.open(urllib.request.Request(url, body, {"Origin": origin})) as answer:
+            return str(answer.read().decode())
+
+
+def the_page_shows_what_there_is(running: Run) -> None:
+    (link,) = re.findall(r"^  (http://127.0.0.1:\S+)$", running.printed, re.MULTILINE)
+    place = link.partition("/enter/")[0]
+    visitor = Visitor()
+    visitor.get(link)
+    until(lambda: "A link for another browser" in running.printed, "the next link is told")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        Visitor().get(link)
+    page = visitor.get(f"{place}/")
+    assert {"gpu-1", "gpu-2", "gpu-3"} <= set(re.findall(r"gpu-\d", page)), "the hoster sees the map"
+    visitor.post(f"{place}/context", page, context="tenant-a")
+    page = visitor.get(f"{place}/")
+    assert "NVIDIA H200 141 GB" in page
+    assert "gpu-1" not in page
+    form = {"class": "h200", "action": "check"}
+    desk = f"{place}/tenants/tenant-a/order"
+    assert "It fits: 2 GPUs of h200" in visitor.post(desk, page, count="2", **form)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        visitor.post(desk, page, count="3", **form)
+    assert "budget" in refused.value.read().decode()
+    assert "You may not see what tenant-b holds." in visitor.get(f"{place}/tenants/tenant-b")
+
+
 def test_what_it_prints_can_be_typed(running: Run) -> None:
+    the_page_shows_what_there_is(running)
     commands = [line.strip() for line in running.printed.splitlines() if line.startswith(("  kubectl ", "  gpuclaim "))]
     assert {"kubectl gpu classes", "kubectl gpu top", "kubectl gpu doctor -n tenant-a"} <= set(commands)
     assert len(commands) >= 11

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 import socket
 import sys
@@ -16,7 +15,7 @@ import click
 from gpuclaim.cli import complete, logs, options
 from gpuclaim.console import guard
 from gpuclaim.console.app import Console
-from gpuclaim.console.config import ConsoleConfig, Login
+from gpuclaim.console.config import ConsoleConfig, Login, secret_path
 from gpuclaim.console.server import Certificate, ListenError, bound, serving
 from gpuclaim.kube.config import Config, ConfigError, load
 
@@ -154,8 +153,7 @@ def console(
     config = ConsoleConfig(
         login=how,
         origin=guard.origin(url.geturl()),
-        # On this machine, cookies go to every port of it: only who knows the path gets them.
-        base=url.path.rstrip("/") or (f"/{secrets.token_urlsafe(16)}" if how is Login.KUBECONFIG else ""),
+        base=url.path.rstrip("/") or (secret_path() if how is Login.KUBECONFIG else ""),
         server=server,
         contexts=known,
         idle=idle,

@@ -89,6 +89,12 @@ class _Run:
         self._end = end
         self._stopping = False
         self._stands = False
+        self._told = False
+
+    def _say_link(self, link: str) -> None:
+        # The first one is among what there is to try.
+        if self._told:
+            click.echo(f"The page is open. A link for another browser: {link}")
 
     async def run(self) -> bool:
         """Run until the end is asked for; whether it ever stood."""
@@ -99,7 +105,9 @@ class _Run:
             loop.add_signal_handler(number, self._stop, task)
         began = time.monotonic()
         try:
-            async with cloud.running(self._folder, self._plans, port=self._port, done=_say_stage) as stands:
+            async with cloud.running(
+                self._folder, self._plans, port=self._port, done=_say_stage, linked=self._say_link
+            ) as stands:
                 click.echo(f"Ready in {time.monotonic() - began:.1f} s.\n")
                 self._stands = True
                 if self._scenario:
@@ -108,6 +116,7 @@ class _Run:
                 if not self._end:
                     _say_what_to_try(stands)
                     click.echo("\nCtrl-C ends all of it.")
+                    self._told = True
                     await asyncio.Event().wait()
         except asyncio.CancelledError:
             if not self._stopping:
@@ -181,6 +190,8 @@ def _say_what_stands(stands: Cloud) -> None:
 
 
 def _say_what_to_try(stands: Cloud) -> None:
+    what = "Or look at it, in a browser; the link is good once. Act there as the hoster or as one of the tenants:"
+    click.echo(f"\n{textwrap.fill(what, _WIDTH)}\n  {stands.link}")
     click.echo("\nIn another terminal:\n")
     if missing := [name for name in ("kubectl", "kubectl-gpu") if shutil.which(name) is None]:
         click.echo(f"  export PATH={cloud.shown(stands.programs)}:$PATH  # for {' and '.join(missing)}")

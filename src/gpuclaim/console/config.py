@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import secrets
 from collections.abc import Mapping
 
 from gpuclaim.kube.config import Config
@@ -18,6 +19,11 @@ class Login(enum.StrEnum):
     """By a bearer token, typed into a form."""
     PROXY = "proxy"
     """By a bearer token that a proxy in front sends with every request, after it has asked an identity provider."""
+
+
+def secret_path() -> str:
+    """A base that nobody guesses: on this machine, cookies go to every port of it, and only this keeps ours to us."""
+    return f"/{secrets.token_urlsafe(16)}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

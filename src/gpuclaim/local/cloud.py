@@ -24,7 +24,7 @@ from gpuclaim.api.names import budget_key
 from gpuclaim.api.types import GPUClaim, GPUClaimSpec
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
-from gpuclaim.local import kubevirt, offers
+from gpuclaim.local import kubevirt, offers, people
 from gpuclaim.local.controlplane import CONTROLLERS, ControlPlane
 from gpuclaim.local.offers import NodePlan
 from gpuclaim.local.process import Process
@@ -129,10 +129,16 @@ class Cloud:
         client: the administrator's client, open.
         control_plane: Kubernetes; its processes include the others' too.
         nodes: the simulated nodes.
+        link: the link that lets the next browser into the page.
     """
 
     def __init__(
-        self, control_plane: ControlPlane, plans: Sequence[NodePlan], sockets: Path, done: Callable[[Stage], None]
+        self,
+        control_plane: ControlPlane,
+        plans: Sequence[NodePlan],
+        sockets: Path,
+        done: Callable[[Stage], None],
+        linked: Callable[[str], None],
     ) -> None:
         """Prepare; nothing starts yet.
 
@@ -141,12 +147,15 @@ class Cloud:
             plans: the nodes.
             sockets: a folder for the nodes, whose path is short enough for unix sockets in it.
             done: told of each stage that is done.
+            linked: told of each link into the page.
         """
         self.control_plane = control_plane
         self.plans = tuple(plans)
         self.nodes: list[SimulatedNode] = []
+        self.link = ""
         self._sockets = sockets
         self._done = done
+        self._linked = linked
         self._client: Client | None = None
         self._version = ""
         self._pending: set[asyncio.Future[Any]] = set()
@@ -207,9 +216,15 @@ class Cloud:
             parts.create_task(self._publish(served))
             parts.create_task(self._start_controller(served))
             parts.create_task(self._start_nodes(served, group))
+        known = await people.contexts(self.client, self.control_plane.kubeconfig, TENANTS)
+        await opened.enter_async_context(people.page(known, self._link))
         async with self._stage("a first order, tried"):
             for offer in {plan.offer.name: plan.offer for plan in self.plans}.values():
                 await self._settled(lambda name=offer.name: self._try_order(name))  # type: ignore[misc]
+
+    def _link(self, link: str) -> None:
+        self.link = link
+        self._linked(link)
 
     def let_go(self) -> None:
         """End what goes on in this process; the others run on."""
@@ -359,7 +374,12 @@ class Cloud:
 
 @contextlib.asynccontextmanager
 async def running(
-    directory: Path, plans: Sequence[NodePlan], *, port: int = 0, done: Callable[[Stage], None]
+    directory: Path,
+    plans: Sequence[NodePlan],
+    *,
+    port: int = 0,
+    done: Callable[[Stage], None],
+    linked: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Cloud]:
     """A cloud that takes orders; while the block runs, the death of a component cancels it.
 
@@ -368,13 +388,14 @@ async def running(
         plans: the nodes.
         port: the apiserver's port; a free one when 0.
         done: told of each stage of the start that is done.
+        linked: told of each link into the page: the first while it starts, the next when one is used.
 
     Raises:
         ExceptionGroup: of ProcessError, CloudError, ToolchainError or BuildError: what failed.
     """
     control_plane = ControlPlane(directory, port=port, controllers=_CONTROLLERS)
     with _short_folder(directory / "nodes") as sockets:
-        cloud = Cloud(control_plane, plans, sockets, done)
+        cloud = Cloud(control_plane, plans, sockets, done, linked)
         try:
             async with contextlib.AsyncExitStack() as opened, asyncio.TaskGroup() as group:
                 await cloud.start(group, opened)
