@@ -146,11 +146,12 @@ async def _goes_elsewhere(client: Client, cluster: ControlPlane, once_sent: Any)
         sent = await cloud.until(client, core.Pod, "virt-launcher-vm1-a", "tenant-a", lambda pod: pod.spec.node_name)
         assert sent.spec.node_name == "node-a"
         await once_sent()
-        # As virt-controller does: another pod, and again, until one is let in.
+        first = await cloud.until(
+            client, core.Pod, "virt-launcher-vm1-a", "tenant-a", lambda pod: pod.status.phase == "Failed"
+        )
+        # As virt-controller does: at once another pod, and again, until one is let in.
         pod = await started(client, "virt-launcher-vm1-b", gpus=2)
         assert pod.spec.node_name == "gpu-2"
-        first = await client.get(core.Pod, "virt-launcher-vm1-a", "tenant-a")
-        assert first.status.phase == "Failed"
         for name in ("one", "two"):
             moved = await cloud.until(client, GPUClaim, name, "tenant-a", moved_to("gpu-2"))
             (refusal,) = moved.status.refusals

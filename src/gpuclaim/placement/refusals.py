@@ -46,8 +46,8 @@ class TurnedAway:
     created: dt.datetime | None = None
 
     def before(self, other: TurnedAway) -> bool:
-        """Whether this pod was made earlier: the same node turned `other` away after it, and says so in its place."""
-        return (self.created or _BEGINNING, self.pod_uid) < (other.created or _BEGINNING, other.pod_uid)
+        """Whether this pod was made earlier, in an earlier second: the node turned `other` away after it."""
+        return (self.created or _BEGINNING) < (other.created or _BEGINNING)
 
 
 def turned_away(pod: core.Pod) -> TurnedAway | None:
