@@ -22,6 +22,8 @@ _REQUEST_TIMEOUT: Final = 30.0
 _SLOWEST: Final = 3.0
 """No request is on its way for longer: the lease's margin is there for it (kube.lease)."""
 _BOOKMARK_SECONDS: Final = 60.0
+_LAST_BOOKMARK_SECONDS: Final = 2.0
+"""Before the end of a watch there is another."""
 
 Event: TypeAlias = "tuple[str, Json] | Exception | None"
 
@@ -247,7 +249,7 @@ class _Watch:
         self._ended = False
         self._broken = False
         loop.call_later(seconds, self.queue.put_nowait, None)
-        loop.call_later(_BOOKMARK_SECONDS, self._bookmark)
+        loop.call_later(min(_BOOKMARK_SECONDS, seconds - _LAST_BOOKMARK_SECONDS), self._bookmark)
 
     def tell(self, version: int, kind: str, obj: Json) -> None:
         """An event is on its way."""

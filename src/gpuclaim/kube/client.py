@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import enum
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -179,17 +180,61 @@ class Client:
     ) -> tuple[builtins.list[msgspec.Raw], str]:
         """As `list`, each object still as JSON, or its metadata alone; no further pages once there are `most`."""
         items: builtins.list[msgspec.Raw] = []
-        token = ""
-        selectors = {"fieldSelector": field_selector, "labelSelector": label_selector}
-        while True:
-            params = selectors | {"limit": str(page), "continue": token}
-            accept = _METADATA.format("PartialObjectMetadataList") if metadata_only else _JSON
-            body = await self.request("GET", resource.path(namespace), params=params, accept=accept)
-            listed = self._decode(_RawList, body)
-            items += listed.items or ()
-            token = listed.metadata.continue_
-            if not token or 0 < most <= len(items):
-                return items, listed.metadata.resource_version
+        version = ""
+        pages = self.pages(
+            resource,
+            namespace,
+            field_selector=field_selector,
+            label_selector=label_selector,
+            page=page,
+            metadata_only=metadata_only,
+            most=most,
+        )
+        async with contextlib.aclosing(pages):
+            async for found, version in pages:  # noqa: B007 - the last page's is the list's
+                items += found
+        return items, version
+
+    async def pages(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        field_selector: str = "",
+        label_selector: str = "",
+        page: int = 1000,
+        metadata_only: bool = False,
+        most: int = 0,
+    ) -> AsyncGenerator[tuple[builtins.list[msgspec.Raw], str]]:
+        """As `list_raw`, page by page, each with the list's resourceVersion; the next is on its way while one is used.
+
+        Leave it before its end with `contextlib.aclosing`.
+
+        Raises:
+            ApiError: code 410 where the list took so long that the apiserver no longer has its version.
+            UnreachableError: no answer came.
+        """
+        selectors = {"fieldSelector": field_selector, "labelSelector": label_selector, "limit": str(page)}
+        accept = _METADATA.format("PartialObjectMetadataList") if metadata_only else _JSON
+
+        def ask(token: str) -> asyncio.Task[bytes]:
+            params = selectors | {"continue": token}
+            return asyncio.create_task(self.request("GET", resource.path(namespace), params=params, accept=accept))
+
+        coming = ask("")
+        read = 0
+        try:
+            while True:
+                listed = self._decode(_RawList, await coming)
+                read += len(listed.items or ())
+                token = "" if 0 < most <= read else listed.metadata.continue_
+                if token:
+                    coming = ask(token)
+                yield listed.items or [], listed.metadata.resource_version
+                if not token:
+                    return
+        finally:
+            coming.cancel()
 
     async def create(self, obj: T, *, dry_run: bool = False) -> T:
         """Creates an object in the namespace that its metadata name, and returns it as stored.

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Final, Generic, NotRequired, Protocol, TypedDict, TypeVar
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, Generic, NotRequired, Protocol, TypedDict, TypeVar, cast
 
 import msgspec
 import tenacity
 
-from gpuclaim.api.core import Struct
+from gpuclaim.api.core import ObjectMeta, Struct
 from gpuclaim.kube.client import ApiError, Client, UnreachableError
 from gpuclaim.kube.resources import resource_of
 
@@ -26,6 +26,11 @@ _Key = tuple[str, str]
 _ABSENT_SECONDS: Final = 5
 _OPENS_SECONDS: Final = 1.0
 """A watch that follows another is open within this time, or changes may be missed."""
+_WATCH_SECONDS: Final = 300
+_BRIEF_SECONDS: Final = 3
+"""Two seconds before a watch ends by itself the apiserver says in a bookmark how far it has come."""
+_STRIDE: Final = 50
+"""Objects of a first list handed over in one go; the next page comes in between two."""
 
 
 class _Selection(TypedDict):
@@ -114,44 +119,71 @@ class Informer(Generic[T]):
         self._failed = failed
         self._decoder = msgspec.json.Decoder(type_)
         self._peek = msgspec.json.Decoder(_Named)
+        # UID and resourceVersion, in one string each: there may be a hundred thousand.
         self._known: dict[_Key, str] = {}
         self._stale = True
         self._failing = False
         self._watching: asyncio.Task[None] | None = None
-        self._listed = asyncio.Condition()
-        self._started = 0
-        self._finished = 0
+        self._awaited: list[tuple[int, asyncio.Event]] = []
 
     async def run(self) -> None:
         """Runs until it is cancelled; what fails is tried again, soon at first, then every half minute."""
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=30),
-            before_sleep=self._say,
-        )
+        retrying = _retrying(self._say)
         while True:
             await retrying(self._cycle)
 
-    async def resync(self) -> None:
-        """Lists anew, and returns once the receiver has all that was stored when this was called."""
-        wanted = self._started + 1
-        self._stale = True
+    async def catch_up(self) -> None:
+        """Returns once the receiver has all that was stored when this was called; within seconds, without a new list.
+
+        A watch does not tell how far it has come while nothing happens; one that is about to end does.
+        """
+        stored: str = await _retrying(self._doubt)(self._stored)
+        if not stored or self._reached(int(stored)):
+            return
+        awaited = (int(stored), asyncio.Event())
+        self._awaited.append(awaited)
+        # Of a kind that was not served until now there is no watch.
+        self._stale |= not self.version
         if self._watching is not None:
             self._watching.cancel()
-        async with self._listed:
-            await self._listed.wait_for(lambda: self._finished >= wanted)
+        try:
+            await awaited[1].wait()
+        finally:
+            self._awaited.remove(awaited)
+
+    async def _stored(self) -> str:
+        """How far the apiserver has come with the kind; empty where it does not serve it."""
+        # One name in one namespace: that is one key, also where a list is read from etcd.
+        namespace = (self._namespace or "default") if self._resource.namespaced else ""
+        selection: _Selection = {**self._selection, "field_selector": "metadata.name=none"}
+        try:
+            return (await self._client.list_raw(self._resource, namespace, **selection))[1]
+        except ApiError as error:
+            if not self._absent(error):
+                raise
+            return ""
+
+    def _reached(self, version: int) -> bool:
+        return bool(self.version) and int(self.version) >= version
+
+    def _behind(self) -> bool:
+        return not all(come.is_set() for _, come in self._awaited)
+
+    def _come_to(self, version: str) -> None:
+        self.version = version
+        for wanted, come in self._awaited:
+            if self._reached(wanted):
+                come.set()
 
     async def _cycle(self) -> None:
         """A list where one is due, and the watch that follows it, to its end."""
         try:
             if self._stale:
                 await self._list()
-            if self._stale:
-                return  # resync() came while the list was under way, and wants another
             self._watching = asyncio.create_task(self._watch())
             await self._watching
         except ApiError as error:
-            if error.code not in {410, 504} and not (self._optional and error.code == 404):
+            if error.code not in {410, 504} and not self._absent(error):
                 raise
             self._stale = True
             self._lose()
@@ -159,7 +191,14 @@ class Informer(Generic[T]):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # It was resync() that ended the watch.
+            # It was catch_up() that ended the watch.
+
+    def _absent(self, error: ApiError) -> bool:
+        return self._optional and error.code == 404
+
+    def _doubt(self, state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        log.debug("how far the apiserver is with %s: %s; asking again", self._resource.plural, error)
 
     def _say(self, state: tenacity.RetryCallState) -> None:
         self._lose()
@@ -183,35 +222,56 @@ class Informer(Generic[T]):
             self._failing = False
 
     async def _list(self) -> None:
-        self._stale = False
-        self._started += 1
-        number = self._started
         try:
-            items, version = await self._fetch()
-        except BaseException:
-            self._stale = True
-            raise
-        self._works()
-        metas = [self._peek.decode(item).metadata for item in items]
-        present = {(meta.namespace, meta.name): meta.uid for meta in metas}
-        # What is gone first: it frees what the rest may already be using.
-        for key in [key for key, uid in self._known.items() if present.get(key) != uid]:
-            self._forget(key)
-        for meta, item in zip(metas, items, strict=True):
-            self._hand_over(meta, item)
-        self.version = version
-        self.synced.set()
-        async with self._listed:
-            self._finished = number
-            self._listed.notify_all()
-
-    async def _fetch(self) -> tuple[list[msgspec.Raw], str]:
-        try:
-            return await self._client.list_raw(self._resource, self._namespace, most=self._most, **self._selection)
+            version = await (self._list_anew() if self._known else self._list_first())
         except ApiError as error:
-            if not (self._optional and error.code == 404):
+            if not self._absent(error):
                 raise
-            return [], ""
+            version = ""
+            self._strike(set())
+        self._stale = False
+        self._works()
+        self.synced.set()
+        self._come_to(version)
+
+    async def _list_first(self) -> str:
+        """Hands over page by page: nobody relies on a kind before it is `synced`."""
+        version = ""
+        async with contextlib.aclosing(self._pages()) as pages:
+            async for items, version in pages:  # noqa: B007 - the last page's is the list's
+                for start in range(0, len(items), _STRIDE):
+                    for item in items[start : start + _STRIDE]:
+                        self._hand_over(item)
+                    await asyncio.sleep(0)
+        return version
+
+    async def _list_anew(self) -> str:
+        """Hands over what differs from what is known, in one go: half of it would be a state that never was."""
+        version = ""
+        stay: set[_Key] = set()
+        differ: list[msgspec.Raw] = []
+        async with contextlib.aclosing(self._pages()) as pages:
+            async for items, version in pages:  # noqa: B007
+                for item in items:
+                    meta = self._peek.decode(item).metadata
+                    key = (meta.namespace, meta.name)
+                    known = self._known.get(key, "")
+                    if _uid(known) == meta.uid:
+                        stay.add(key)
+                    if known != _mark(meta):
+                        differ.append(item)
+        # What is gone first: it frees what the rest may already be using.
+        self._strike(stay)
+        for item in differ:
+            self._hand_over(item)
+        return version
+
+    def _strike(self, stay: set[_Key]) -> None:
+        for key in [key for key in self._known if key not in stay]:
+            self._forget(key)
+
+    def _pages(self) -> AsyncGenerator[tuple[list[msgspec.Raw], str]]:
+        return self._client.pages(self._resource, self._namespace, most=self._most, **self._selection)
 
     async def _watch(self) -> None:
         if not self.version:
@@ -219,6 +279,7 @@ class Informer(Generic[T]):
             await asyncio.sleep(_ABSENT_SECONDS)
             self._stale = True
             return
+        brief = self._behind()
         late = asyncio.get_running_loop().call_later(_OPENS_SECONDS, self._lose)
 
         def opened() -> None:
@@ -226,34 +287,64 @@ class Informer(Generic[T]):
             self._works()
 
         events = self._client.watch(
-            self._resource, self._namespace, since=self.version, opened=opened, **self._selection
+            self._resource,
+            self._namespace,
+            since=self.version,
+            seconds=_BRIEF_SECONDS if brief else _WATCH_SECONDS,
+            opened=opened,
+            **self._selection,
         )
         try:
             async with contextlib.aclosing(events):
                 async for kind, item in events:
-                    meta = self._peek.decode(item).metadata
-                    if kind == "DELETED":
-                        self._forget((meta.namespace, meta.name))
-                    elif kind != "BOOKMARK":
-                        self._hand_over(meta, item)
-                    self.version = meta.resource_version
+                    if kind in {"ADDED", "MODIFIED"}:
+                        version = self._hand_over(item)
+                    else:
+                        meta = self._peek.decode(item).metadata
+                        version = meta.resource_version
+                        if kind == "DELETED":
+                            self._forget((meta.namespace, meta.name))
+                    self._come_to(version)
         finally:
             late.cancel()
+        # The apiserver that was asked may be behind the one that told how far it should be.
+        self._stale |= brief and self._behind()
 
-    def _hand_over(self, meta: _Meta, item: msgspec.Raw) -> None:
-        key = (meta.namespace, meta.name)
-        if self._known.get(key, meta.uid) != meta.uid:
-            self._forget(key)
+    def _hand_over(self, item: msgspec.Raw) -> str:
+        """Gives an object to the receiver; its resourceVersion."""
         try:
             obj = self._decoder.decode(item)
         except msgspec.ValidationError as error:
             # One object that this version cannot read must not hide the others.
+            unread = self._peek.decode(item).metadata
+            key = (unread.namespace, unread.name)
             log.warning("%s %s/%s is left out: %s", self._resource.plural, *key, error)
             self._forget(key)
-            return
-        self._known[key] = meta.uid
+            return unread.resource_version
+        meta: ObjectMeta = cast("Any", obj).metadata
+        key = (meta.namespace, meta.name)
+        if _uid(self._known.get(key, meta.uid)) != meta.uid:
+            self._forget(key)
+        self._known[key] = _mark(meta)
         self._receiver.changed(obj)
+        return meta.resource_version
 
     def _forget(self, key: _Key) -> None:
         if self._known.pop(key, None) is not None:
             self._receiver.gone(*key)
+
+
+def _retrying(say: Callable[[tenacity.RetryCallState], None]) -> tenacity.AsyncRetrying:
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type((ApiError, UnreachableError)),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=30),
+        before_sleep=say,
+    )
+
+
+def _mark(meta: _Meta | ObjectMeta) -> str:
+    return f"{meta.uid} {meta.resource_version}"
+
+
+def _uid(mark: str) -> str:
+    return mark.partition(" ")[0]

@@ -100,14 +100,32 @@ class Books:
 
     # --- objects in and out -------------------------------------------------------------------------------------------
 
-    @functools.singledispatchmethod
     def apply(self, obj: Known) -> None:
         """Insert the object, or put it in the place of the one with its name.
 
         Raises:
             TypeError: it is of a kind that the books do not take.
         """
-        raise TypeError(f"the books take no {type(obj).__name__}")
+        # The most frequent first. functools.singledispatchmethod makes a closure at each call: a quarter of the time to
+        # read 100,000 claims.
+        if isinstance(obj, GPUClaim):
+            self._apply_claim(obj)
+        elif isinstance(obj, core.Pod):
+            self._apply_pod(obj)
+        elif isinstance(obj, GPUNode):
+            self._apply_report(obj)
+        elif isinstance(obj, core.Node):
+            self._apply_node(obj)
+        elif isinstance(obj, core.Namespace):
+            self._apply_namespace(obj)
+        elif isinstance(obj, core.ResourceQuota):
+            self._apply_quota(obj)
+        elif isinstance(obj, GPUClass):
+            self._apply_class(obj)
+        elif isinstance(obj, core.DeviceClass):
+            self._apply_device_class(obj)
+        else:
+            raise TypeError(f"the books take no {type(obj).__name__}")
 
     def remove(self, kind: type, namespace: str, name: str) -> None:
         """The object is gone; one that was never there is no error.
@@ -135,8 +153,7 @@ class Books:
         else:
             raise TypeError(f"the books take no {kind.__name__}")
 
-    @apply.register
-    def _(self, cls: GPUClass) -> None:
+    def _apply_class(self, cls: GPUClass) -> None:
         self.revision += 1
         self._replace_class(cls.metadata.name, cls)
 
@@ -156,14 +173,12 @@ class Books:
             self._link(node)
         self._dirty.update(self._nodes)
 
-    @apply.register
-    def _(self, node: core.Node) -> None:
+    def _apply_node(self, node: core.Node) -> None:
         facts = self._facts(node.metadata.name)
         if facts.read_node(node):
             self._touch(facts.name)
 
-    @apply.register
-    def _(self, report: GPUNode) -> None:
+    def _apply_report(self, report: GPUNode) -> None:
         facts = self._facts(report.metadata.name)
         if facts.read_report(report, self.settings.silent_after):
             self._link(facts)
@@ -185,8 +200,7 @@ class Books:
             self._watch(facts)
             self._touch(name)
 
-    @apply.register
-    def _(self, pod: core.Pod) -> None:
+    def _apply_pod(self, pod: core.Pod) -> None:
         meta = pod.metadata
         facts = pod_facts(pod) if model.is_live(pod) else None
         if facts is not None and facts.set_name is not None:
@@ -230,23 +244,19 @@ class Books:
                 facts.pods[(pod.namespace, pod.name)] = new
             self._touch(pod.node)
 
-    @apply.register
-    def _(self, namespace: core.Namespace) -> None:
+    def _apply_namespace(self, namespace: core.Namespace) -> None:
         self.revision += 1
         self.budgets.apply_namespace(namespace)
 
-    @apply.register
-    def _(self, quota: core.ResourceQuota) -> None:
+    def _apply_quota(self, quota: core.ResourceQuota) -> None:
         self.revision += 1
         self.budgets.apply_quota(quota)
 
-    @apply.register
-    def _(self, device_class: core.DeviceClass) -> None:
+    def _apply_device_class(self, device_class: core.DeviceClass) -> None:
         self.revision += 1
         self._device_classes[device_class.metadata.name] = device_class.spec.extended_resource_name
 
-    @apply.register
-    def _(self, claim: GPUClaim) -> None:
+    def _apply_claim(self, claim: GPUClaim) -> None:
         self.revision += 1
         for refusal in claim.status.refusals:
             heapq.heappush(self._turns, refusal.expires_at)

@@ -150,7 +150,7 @@ def namespace(name: str, *inside: str) -> core.Namespace:
 def books(*objects: Known | Iterable[Known], settings: Settings | None = None) -> Books:
     found = Books(settings or Settings())
     for obj in objects:
-        for one in obj if isinstance(obj, list | tuple) else [obj]:
+        for one in obj if isinstance(obj, Iterable) else [obj]:
             found.apply(one)
     return found
 

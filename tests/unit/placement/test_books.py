@@ -142,7 +142,7 @@ def test_a_claim_made_anew_under_its_name() -> None:
 def test_what_the_books_do_not_take() -> None:
     seen = Books()
     with pytest.raises(TypeError, match="no dict"):
-        seen.apply({})
+        seen.apply({})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="no dict"):
         seen.remove(dict, "", "x")
     for kind in (
