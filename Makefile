@@ -1,7 +1,7 @@
 # The daily commands; `make help` lists them. Nothing here needs root, except the tests of a real kubelet, which say so and skip.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help up test check soak bench lint fmt lock sbom crds proto docs clean
+.PHONY: help up test browser check soak bench lint fmt lock sbom crds screenshots proto docs clean
 
 CACHE := $(or $(GPUCLAIM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuclaim)
 UV := $(or $(shell command -v uv 2>/dev/null),$(CACHE)/uv/bin/uv)
@@ -55,6 +55,9 @@ sbom: $(READY) ## write the image's bill of materials, sbom.cdx.json (CycloneDX)
 crds: $(READY) ## write the CRDs, the guard and the dashboard into the chart, after a change of any
 	@$(VENV)/bin/gpuclaim crds --into chart/gpuclaim/templates/crds
 	@$(VENV)/bin/python chart/generate.py && $(VENV)/bin/python chart/dashboard.py
+
+screenshots: $(READY) browser ## take the pictures of the page anew, from a cloud as of `make up`
+	@PYTHONPATH=tests $(VENV)/bin/python -m screenshots
 
 proto: $(READY) ## generate the gRPC messages anew, after a change of a .proto
 	@$(VENV)/bin/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src src/gpuclaim/agent/proto/podresources.proto

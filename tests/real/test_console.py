@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, ViewportSize, expect
+from playwright.async_api import Browser, Request, Route, ViewportSize, expect
 
 from gpuclaim.api import core, names
 from gpuclaim.api.core import ObjectMeta
 from gpuclaim.api.types import Availability, GPUClaim, GPUClass, GPUNode
+from gpuclaim.console.config import Login
 from gpuclaim.kube import config, identity
 from gpuclaim.kube.client import Client
 from gpuclaim.kube.resources import resource_of
@@ -330,3 +332,40 @@ async def test_a_token_that_ends_ends_the_visit(world: World, visitor: Visitor) 
         return await page.get_by_label("Token").is_visible() or None
 
     await until_awaited(out, "the visit has ended")
+
+
+async def test_one_acts_as_another_and_is_there_at_once(world: World, chromium: Browser, cluster: ControlPlane) -> None:
+    server = config.load(cluster.kubeconfig, anonymous=True)
+    contexts = {
+        name: dataclasses.replace(server, token=world.tokens[who], namespace=namespace)
+        for name, who, namespace in (("hoster", "hoster", "hosting"), ("tenant-a", "anna", "tenant-a"))
+    }
+    async with (
+        consoles.running(server, Login.KUBECONFIG, contexts, base="/secret") as console,
+        browser.visiting(chromium) as visitor,
+    ):
+        page = visitor.page
+        await page.goto(console.links[0])
+        await expect(page.get_by_role("heading", name="Nodes")).to_be_visible()
+        await expect(page.get_by_text("Live: changes show by themselves.")).to_be_visible()
+        # The session that the live page belongs to ends before the answer is there: it must not load itself anew then.
+        ended = asyncio.Event()
+
+        def over(request: Request) -> None:
+            if request.resource_type == "eventsource":
+                ended.set()
+
+        async def late(route: Route) -> None:
+            answer = await route.fetch(max_redirects=0)
+            async with asyncio.timeout(60):
+                await ended.wait()
+            await route.fulfill(response=answer)
+
+        page.on("requestfinished", over)
+        page.on("requestfailed", over)
+        await page.route("**/context", late)
+        await page.get_by_label("Act as").select_option("tenant-a")
+        await expect(page).to_have_url(f"{console.url}/tenants/tenant-a")
+        await expect(page.get_by_text("Nothing is held.")).to_be_visible()
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page).to_have_url(f"{console.url}/left")

@@ -21,7 +21,7 @@ _PATIENCE_MS = 60_000
 def program() -> str | None:
     """The browser's path, None where there is none."""
     if (named := os.environ.get("GPUCLAIM_BROWSER")) is not None:
-        return named if Path(named).exists() else None
+        return named if named and Path(named).exists() else None
     return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
 
 

@@ -68,6 +68,8 @@
     // A browser has few connections to one server: a page that nobody sees gives its own back.
     document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
     window.addEventListener("pagehide", stop);
+    // A form leads on; that it ends this session must not load this page anew before.
+    document.addEventListener("submit", stop);
     window.addEventListener("pageshow", start);
     start();
   }
