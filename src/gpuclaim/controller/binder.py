@@ -288,9 +288,9 @@ class Binder:
         return MoveReason.SET_GREW if same else MoveReason.MADE_ROOM
 
     async def _make_move(self, move: Move, why: MoveReason) -> None:
-        claim = self._books.claim(move.namespace, move.name)
+        claim = known = self._books.claim(move.namespace, move.name)
         for last in (False, True):
-            if claim is None or claim.status.node_name != move.from_node:
+            if claim is None or known is None or not self._still(move, claim, known.metadata.uid):
                 raise ApiError(Outcome(code=409, reason="Conflict", message=f"claim {move.name!r} has changed"))
             try:
                 await self._write(claim, claim_status.bound(claim, move.to_node, self._now(), why, self._past(claim)))
@@ -301,6 +301,11 @@ class Binder:
                 claim = await self._client.get(GPUClaim, move.name, move.namespace)
             else:
                 return
+
+    def _still(self, move: Move, claim: GPUClaim, uid: str) -> bool:
+        """Whether the claim is the one that the move was planned for, stands where it stood, and has room to go to."""
+        same = (claim.metadata.uid, claim.status.node_name) == (uid, move.from_node)
+        return same and self._books.has_place(claim, move.to_node)
 
     async def _sweeps(self) -> None:
         while True:

@@ -274,6 +274,8 @@ class Books:
             return
         if old is not None:
             self._count_claim(tenant, old, -1)
+            if old.metadata.uid != meta.uid:
+                self._drop_plans(meta.namespace, meta.name)
         if claim.status.node_name:
             self.release(meta.uid)
         self._count_claim(tenant, claim, 1)
@@ -283,6 +285,7 @@ class Books:
         claim = tenant.claims.get(name) if tenant is not None else None
         if tenant is not None and claim is not None:
             self._count_claim(tenant, claim, -1)
+            self._drop_plans(namespace, name)
             self.release(claim.metadata.uid)
 
     def _count_claim(self, tenant: _Tenant, claim: GPUClaim, sign: int) -> None:
@@ -387,6 +390,19 @@ class Books:
                 self._hold(node, claim.spec.class_name, claim.spec.count)
             for node in before - after:
                 self._hold(node, claim.spec.class_name, -claim.spec.count)
+
+    def _drop_plans(self, namespace: str, name: str) -> None:
+        """The claim is gone, and taken out: what was planned for it is not for another one that takes its name."""
+        for token in self._pending.pop((namespace, name), {}):
+            reservation = self._reservations[token]
+            moves = tuple(move for move in reservation.moves if (move.namespace, move.name) != (namespace, name))
+            left = dataclasses.replace(reservation, moves=moves)
+            if left.order is None and not moves:
+                del self._reservations[token]
+                continue
+            self._reservations[token] = left
+            if left.order is not None and left.node is not None:
+                self._tenant(left.order.namespace).reserved[left.order.set_name][token] = left
 
     def release(self, uid: str) -> None:
         """Drop the reservation under this UID; nothing happens when there is none."""

@@ -272,6 +272,22 @@ async def test_moves_of_which_none_was_stored_leave_nothing_reserved() -> None:
     assert world.books.holds_by_node() == {"gpu-1": 3}
 
 
+async def test_a_move_is_not_made_of_another_claim_that_took_the_name() -> None:
+    world = World()
+    verdict = moving(world)
+    for name in ("one", "two"):
+        del world.stored[name]
+        world.tell(name)
+        claim = world.add(name, set="vm", status=BOUND)
+        world.stored[name] = msgspec.structs.replace(
+            claim, metadata=msgspec.structs.replace(claim.metadata, uid=f"another-{name}")
+        )
+        world.tell(name)
+    with pytest.raises(MoveError):
+        await world.binder.make_moves("uid-three", verdict.moves)
+    assert (world.where("one"), world.where("two")) == ("gpu-1", "gpu-1")
+
+
 @pytest.mark.parametrize("fates", [["stored, answer lost"], ["stored, told late", "lost"], ["lost"]])
 async def test_while_it_is_not_known_what_moved_both_places_are_taken(fates: list[str]) -> None:
     world = World()

@@ -2,6 +2,7 @@
 
 import datetime as dt
 
+import msgspec
 import pytest
 
 from gpuclaim.api import core, types
@@ -99,6 +100,23 @@ def test_moves_that_fail_give_their_room_back() -> None:
     assert seen.holds_by_node() == {"n-1": 2, "n-2": 2}
     seen.advance(SOON)
     assert invariants.snapshot(seen) == before
+
+
+@pytest.mark.parametrize("seen_going", [True, False])
+def test_what_was_planned_for_a_claim_is_not_for_another_that_takes_its_name(seen_going: bool) -> None:
+    seen = books(cls(), gpus("n-1", 2), gpus("n-2", 2), claim("a", "n-1", 2))
+    seen.reserve_moves("token", [Move("tenant-a", "a", "n-1", "n-2")], SOON)
+    if seen_going:
+        seen.remove(types.GPUClaim, "tenant-a", "a")
+        assert seen.holds_by_node() == {}
+    other = claim("a", None, 2)
+    seen.apply(msgspec.structs.replace(other, metadata=msgspec.structs.replace(other.metadata, uid="another")))
+    assert seen.holds_by_node() == {}
+    assert seen.set_holds_on("n-2", "tenant-a", "a") == {}
+    seen.apply(claim("b", "n-2", 2))
+    seen.release("token")
+    assert seen.holds_by_node() == {"n-2": 2}
+    assert ask(seen, 2, name="c").node == "n-1"
 
 
 def test_unbound_claims_come_in_the_order_of_their_creation() -> None:

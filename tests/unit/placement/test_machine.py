@@ -83,7 +83,20 @@ class Histories(RuleBasedStateMachine):
         found = self.objects.get(("GPUClaim", namespace, name))
         return found if isinstance(found, GPUClaim) else None
 
+    def plans_go_with(self, gone: GPUClaim) -> None:
+        """What was planned for a claim is not for another that takes its name."""
+        its = (gone.metadata.namespace, gone.metadata.name)
+        for uid, each in list(self.reserved.items()):
+            moves = tuple(move for move in each.verdict.moves if (move.namespace, move.name) != its)
+            if each.order is None and not moves:
+                del self.reserved[uid]
+            else:
+                self.reserved[uid] = dataclasses.replace(each, verdict=dataclasses.replace(each.verdict, moves=moves))
+
     def apply(self, obj: Known) -> None:
+        old = self.objects.get(key_of(obj))
+        if isinstance(old, GPUClaim) and old.metadata.uid != obj.metadata.uid:
+            self.plans_go_with(old)
         self.objects[key_of(obj)] = obj
         self.kept.apply(obj)
         if isinstance(obj, GPUClaim) and obj.status.node_name:
@@ -105,6 +118,7 @@ class Histories(RuleBasedStateMachine):
             self.kept.remove(type(obj), obj.metadata.namespace, obj.metadata.name)
             if isinstance(obj, GPUClaim):
                 self.reserved.pop(obj.metadata.uid, None)
+                self.plans_go_with(obj)
 
     @rule(
         tenant=tenants,
