@@ -25,6 +25,7 @@ _KINDS: Final = (
     "ambush",
     "apiserver restart",
 )
+_AMBUSHES: Final = ("crash", "crash", "pause", "cut")
 
 
 class Chaos:
@@ -54,7 +55,9 @@ class Chaos:
         kinds = sorted({*_KINDS, *(["clock"] if clocks else [])})
         kept = [kind for kind in kinds if rng.random() < 0.75] or kinds
         self._kinds = [kind for kind in (*_KINDS, "clock") if kind in kept]
-        self._ambush = ""
+        self._stalks = rng.random() < 0.3
+        """Whether one ambush follows the other."""
+        self._ambush = "crash" if self._stalks else ""
 
     async def run(self) -> None:
         """Strikes until it is over."""
@@ -77,7 +80,7 @@ class Chaos:
             elif kind == "apiserver restart":
                 self._restart()
             elif kind == "ambush":
-                self._ambush = rng.choice(("crash", "crash", "pause", "cut"))
+                self._ambush = rng.choice(_AMBUSHES)
                 continue
             elif replica is not None:
                 self.strike(kind, replica)
@@ -94,7 +97,7 @@ class Chaos:
         # Where half of a set has moved, above all; right after any other move or write now and then.
         if replica is None or not (split or self._universe.rng.random() < (0.1 if moved else 0.01)):
             return
-        kind, self._ambush = self._ambush, ""
+        kind, self._ambush = self._ambush, self._universe.rng.choice(_AMBUSHES) if self._stalks else ""
         what = "half a set's move" if split else "a move" if moved else "a write"
         self._universe.tally[f"fault: {kind} right after {what}"] += 1
         self.strike(kind, replica)

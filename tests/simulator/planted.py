@@ -116,10 +116,6 @@ async def _nothing(*_: Any) -> None:
     return None
 
 
-async def _united(self: Any) -> None:
-    self._split = False
-
-
 @dataclasses.dataclass(frozen=True)
 class Plant:
     """A planted fault.
@@ -190,15 +186,23 @@ PLANTS: Final[dict[str, Plant]] = {
     "two pods have a set": Plant(r"has another live pod", patches=lambda: [_instead(pods, "_in_use", None)]),
     "pods are not pinned": Plant(r"not pinned", patches=lambda: [_instead(pin, "pin", [])]),
     "nobody looks again at what waits": Plant(
-        r"is not bound \(R38\)", patches=lambda: [mock.patch.object(binder.Binder, "_sweeps", _nothing)]
+        r"R38", patches=lambda: [mock.patch.object(binder.Binder, "_sweeps", _nothing)]
     ),
     "pods that are gone stay in the books": Plant(
         r"its books have|R10a", patches=lambda: [mock.patch.object(Mirror, "gone", _instead_of_pods(Mirror.gone))]
     ),
-    "split sets stay split": Plant(
-        r"stays split", patches=lambda: [mock.patch.object(binder.Binder, "_unite_split_sets", _united)]
+    "only the first of a set's claims moves": Plant(
+        r"stays split|R36a|R31",
+        patches=lambda: [mock.patch.object(binder.Binder, "make_moves", _first_only(binder.Binder.make_moves))],
     ),
 }
+
+
+def _first_only(true: Callable[..., Any]) -> Callable[..., Any]:
+    async def make_moves(self: Any, token: str, moves: Any, *more: Any) -> None:
+        await true(self, token, moves[:1], *more)
+
+    return make_moves
 
 
 def _instead_of_pods(true: Callable[..., None]) -> Callable[..., None]:
