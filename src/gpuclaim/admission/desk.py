@@ -219,7 +219,8 @@ class Desk:
             # In the mutating phase a pod has no UID yet; the request's own serves as well.
             token, until = f"pod {request.uid}", now + POD_RESERVED_FOR
             self.books.reserve_pod(namespace, set_name, token, until)
-            self.books.reserve_moves(token, decision.moves, until)
+            # A write that is given up may come later than the pod can.
+            self.books.reserve_moves(token, decision.moves, now + RESERVED_FOR)
             if obstacle := await self._moved(token, decision.moves):
                 self.books.release_pod(token)
                 return _unavailable(obstacle)
