@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import functools
 import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar, cast
 
-from gpuclaim.api import core, model, names
-from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode, Mode, Toleration
+from gpuclaim.api import core, model
+from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.placement import unscheduled
 from gpuclaim.placement.budget import Budgets
-from gpuclaim.placement.facts import NodeFacts, Offers, PodFacts
+from gpuclaim.placement.facts import NodeFacts, PodFacts
 from gpuclaim.placement.index import View
+from gpuclaim.placement.inventory import Inventory
 from gpuclaim.placement.orders import Move, Order, PodReservation, Reservation, Verdict
 
 Known: TypeAlias = (
@@ -72,15 +71,9 @@ class Books:
     def __init__(self, settings: Settings = Settings()) -> None:
         self.settings = settings
         self.budgets = Budgets(settings.ancestor_label_prefix)
-        self.revision = 0
-        """Grows with every change, those that `advance` finds included: until then a decision stays as it is."""
-        self._classes: dict[str, GPUClass] = {}
-        self._offers = Offers()
-        self._device_classes: dict[str, str] = {}
-        self._linked: dict[str, int] = {}
-        self._views: dict[tuple[Toleration, ...], View] = {}
+        self._inventory = Inventory(self, settings.silent_after)
+        self._revision = 0
         self._tenants: dict[str, _Tenant] = {}
-        self._nodes: dict[str, NodeFacts] = {}
         self._pods: dict[tuple[str, str], PodFacts] = {}
         self._requests: dict[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]] = {}
         self._unbound: set[tuple[str, str]] = set()
@@ -88,15 +81,15 @@ class Books:
         self._pending: dict[tuple[str, str], dict[str, str]] = {}
         self._pod_reservations: dict[str, PodReservation] = {}
         self._let_off: set[tuple[str, str]] = set()
-        self._dirty: set[str] = set()
-        self._changed: set[str] = set()
-        self._now = _BEGINNING
-        self._deadlines: list[tuple[dt.datetime, str]] = []
-        self._watched: dict[str, dt.datetime] = {}
         self._turns: list[dt.datetime] = []
         self._memo: dict[Hashable, object] = {}
         self._memo_revision = 0
         self._expiries: list[tuple[dt.datetime, str]] = []
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change, those that `advance` finds included: until then a decision stays as it is."""
+        return self._revision + self._inventory.revision
 
     # --- objects in and out -------------------------------------------------------------------------------------------
 
@@ -113,17 +106,17 @@ class Books:
         elif isinstance(obj, core.Pod):
             self._apply_pod(obj)
         elif isinstance(obj, GPUNode):
-            self._apply_report(obj)
+            self._inventory.apply_report(obj)
         elif isinstance(obj, core.Node):
-            self._apply_node(obj)
+            self._inventory.apply_node(obj)
         elif isinstance(obj, core.Namespace):
             self._apply_namespace(obj)
         elif isinstance(obj, core.ResourceQuota):
             self._apply_quota(obj)
         elif isinstance(obj, GPUClass):
-            self._apply_class(obj)
+            self._inventory.put_class(obj.metadata.name, obj)
         elif isinstance(obj, core.DeviceClass):
-            self._apply_device_class(obj)
+            self._inventory.put_device_class(obj.metadata.name, obj)
         else:
             raise TypeError(f"the books take no {type(obj).__name__}")
 
@@ -133,15 +126,15 @@ class Books:
         Raises:
             TypeError: the books do not take that kind.
         """
-        self.revision += 1
+        self._revision += 1
         if kind is GPUClaim:
             self._remove_claim(namespace, name)
         elif kind is GPUClass:
-            self._replace_class(name, None)
+            self._inventory.put_class(name, None)
         elif kind is GPUNode:
-            self._forget(name, NodeFacts.forget_report)
+            self._inventory.forget(name, NodeFacts.forget_report)
         elif kind is core.Node:
-            self._forget(name, NodeFacts.forget_node)
+            self._inventory.forget(name, NodeFacts.forget_node)
         elif kind is core.Pod:
             self._replace_pod((namespace, name), None)
         elif kind is core.Namespace:
@@ -149,56 +142,9 @@ class Books:
         elif kind is core.ResourceQuota:
             self.budgets.remove_quota(namespace, name)
         elif kind is core.DeviceClass:
-            self._device_classes.pop(name, None)
+            self._inventory.put_device_class(name, None)
         else:
             raise TypeError(f"the books take no {kind.__name__}")
-
-    def _apply_class(self, cls: GPUClass) -> None:
-        self.revision += 1
-        self._replace_class(cls.metadata.name, cls)
-
-    def _replace_class(self, name: str, cls: GPUClass | None) -> None:
-        old = self._classes.pop(name, None)
-        if cls is not None:
-            self._classes[name] = cls
-        if _source(old) == _source(cls):
-            return
-        self._offers = Offers(
-            frozenset(model.resource_name(c) for c in self._classes.values() if c.spec.mode is Mode.PASSTHROUGH),
-            frozenset(model.resource_name(c) for c in self._classes.values() if c.spec.mode is Mode.VGPU),
-        )
-        wanted = {tuple(c.spec.tolerations) for c in self._classes.values()}
-        self._views = {key: self._views.get(key) or View(key) for key in wanted}
-        for node in self._nodes.values():
-            self._link(node)
-        self._dirty.update(self._nodes)
-
-    def _apply_node(self, node: core.Node) -> None:
-        facts = self._facts(node.metadata.name)
-        if facts.read_node(node):
-            self._touch(facts.name)
-
-    def _apply_report(self, report: GPUNode) -> None:
-        facts = self._facts(report.metadata.name)
-        if facts.read_report(report, self.settings.silent_after):
-            self._link(facts)
-            self._touch(facts.name)
-        self._watch(facts)
-
-    def _link(self, facts: NodeFacts) -> None:
-        for sign in (-1, 1):
-            for resource in facts.links:
-                self._linked[resource] = self._linked.get(resource, 0) + sign
-            if sign < 0:
-                facts.link(self._offers)
-
-    def _forget(self, name: str, forget: Callable[[NodeFacts], None]) -> None:
-        facts = self._nodes.get(name)
-        if facts is not None:
-            forget(facts)
-            self._link(facts)
-            self._watch(facts)
-            self._touch(name)
 
     def _apply_pod(self, pod: core.Pod) -> None:
         meta = pod.metadata
@@ -215,7 +161,7 @@ class Books:
         old = self._pods.get(key)
         if old == pod:
             return
-        self.revision += 1
+        self._revision += 1
         if old is not None:
             del self._pods[key]
             self._pod_of_set(old, None)
@@ -237,27 +183,23 @@ class Books:
             else:
                 pods[pod.name] = new
         if pod.node and pod.requests:
-            facts = self._facts(pod.node)
+            facts = self._inventory.facts(pod.node)
             if new is None:
                 del facts.pods[(pod.namespace, pod.name)]
             else:
                 facts.pods[(pod.namespace, pod.name)] = new
-            self._touch(pod.node)
+            self._inventory.touch(pod.node)
 
     def _apply_namespace(self, namespace: core.Namespace) -> None:
-        self.revision += 1
+        self._revision += 1
         self.budgets.apply_namespace(namespace)
 
     def _apply_quota(self, quota: core.ResourceQuota) -> None:
-        self.revision += 1
+        self._revision += 1
         self.budgets.apply_quota(quota)
 
-    def _apply_device_class(self, device_class: core.DeviceClass) -> None:
-        self.revision += 1
-        self._device_classes[device_class.metadata.name] = device_class.spec.extended_resource_name
-
     def _apply_claim(self, claim: GPUClaim) -> None:
-        self.revision += 1
+        self._revision += 1
         for refusal in claim.status.refusals:
             heapq.heappush(self._turns, refusal.expires_at)
         meta = claim.metadata
@@ -266,7 +208,7 @@ class Books:
         if old is not None and _place(old) == _place(claim):
             tenant.claims[meta.name] = claim
             if claim.status.node_name:
-                on_node = self._facts(claim.status.node_name).claims
+                on_node = self._inventory.facts(claim.status.node_name).claims
                 _forget_claim(on_node, old)
                 on_node.append(claim)
             name = model.claim_set(claim)
@@ -293,10 +235,10 @@ class Books:
         namespace, name = key = (claim.metadata.namespace, claim.metadata.name)
         class_name, count = claim.spec.class_name, claim.spec.count
         for node in self._places(claim):
-            self._hold(node, class_name, sign * count)
+            self._inventory.hold(node, class_name, sign * count)
         if claim.status.node_name:
             self.budgets.add(namespace, class_name, sign * count)
-            on_node = self._facts(claim.status.node_name).claims
+            on_node = self._inventory.facts(claim.status.node_name).claims
             if sign > 0:
                 on_node.append(claim)
             else:
@@ -327,15 +269,6 @@ class Books:
         """Whether the stored claim takes room on the node, by its status or by a planned move."""
         return node in self._places(claim)
 
-    def _hold(self, node: str, class_name: str, count: int) -> None:
-        facts = self._facts(node)
-        left = facts.held.get(class_name, 0) + count
-        if left:
-            facts.held[class_name] = left
-        else:
-            del facts.held[class_name]
-        self._touch(node)
-
     # --- reservations -------------------------------------------------------------------------------------------------
 
     def reserve(self, order: Order, verdict: Verdict, until: dt.datetime) -> None:
@@ -361,13 +294,13 @@ class Books:
         self._reserve(Reservation(token, until, None, None, tuple(moves)))
 
     def _reserve(self, reservation: Reservation) -> None:
-        self.revision += 1
+        self._revision += 1
         uid = reservation.uid
         self._reservations[uid] = reservation
         heapq.heappush(self._expiries, (reservation.until, uid))
         order = reservation.order
         if order is not None and reservation.node is not None:
-            self._hold(reservation.node, order.class_name, order.count)
+            self._inventory.hold(reservation.node, order.class_name, order.count)
             self.budgets.add(order.namespace, order.class_name, order.count)
             self._tenant(order.namespace).reserved.setdefault(order.set_name, {})[uid] = reservation
         for move in reservation.moves:
@@ -387,9 +320,9 @@ class Books:
         if claim is not None:
             after = self._places(claim)
             for node in after - before:
-                self._hold(node, claim.spec.class_name, claim.spec.count)
+                self._inventory.hold(node, claim.spec.class_name, claim.spec.count)
             for node in before - after:
-                self._hold(node, claim.spec.class_name, -claim.spec.count)
+                self._inventory.hold(node, claim.spec.class_name, -claim.spec.count)
 
     def _drop_plans(self, namespace: str, name: str) -> None:
         """The claim is gone, and taken out: what was planned for it is not for another one that takes its name."""
@@ -409,10 +342,10 @@ class Books:
         reservation = self._reservations.pop(uid, None)
         if reservation is None:
             return
-        self.revision += 1
+        self._revision += 1
         order = reservation.order
         if order is not None and reservation.node is not None:
-            self._hold(reservation.node, order.class_name, -order.count)
+            self._inventory.hold(reservation.node, order.class_name, -order.count)
             self.budgets.add(order.namespace, order.class_name, -order.count)
             reserved = self._tenants[order.namespace].reserved
             del reserved[order.set_name][uid]
@@ -433,7 +366,7 @@ class Books:
 
     def reserve_pod(self, namespace: str, set_name: str, uid: str, until: dt.datetime) -> None:
         """An admitted pod of the set is on its way: the set counts as attached until the pod comes or time runs out."""
-        self.revision += 1
+        self._revision += 1
         self._pod_reservations[uid] = PodReservation(uid, namespace, set_name, until)
         self._touch_set(namespace, set_name)
 
@@ -496,93 +429,22 @@ class Books:
 
         Idempotent; a clock that was set back is followed. O(what changed).
         """
-        if now < self._now:
-            self._rewind(now)
-        self._now = now
-        while self._deadlines and self._deadlines[0][0] < now:
-            deadline, name = heapq.heappop(self._deadlines)
-            if self._watched.get(name) == deadline:
-                del self._watched[name]
-            facts = self._nodes.get(name)
-            if facts is not None:
-                self._watch(facts)
+        if now < self.now:
+            self._turns = sorted(r.expires_at for claim in self.claims() for r in claim.status.refusals)
+        self._inventory.advance(now)
         while self._turns and self._turns[0] <= now:
             heapq.heappop(self._turns)
-            self.revision += 1
+            self._revision += 1
         if (self._expiries and self._expiries[0][0] <= now) or self._pod_reservations:
             self.expire(now)
-        if self._dirty:
-            self._settle()
-
-    def _rewind(self, now: dt.datetime) -> None:
-        self._now = now
-        self.revision += 1
-        for facts in self._nodes.values():
-            self._watch(facts)
-        self._turns = sorted(r.expires_at for claim in self.claims() for r in claim.status.refusals)
-
-    def _watch(self, facts: NodeFacts) -> None:
-        """Set whether the node is silent, and see to it that the end of its time is noticed."""
-        deadline = facts.deadline
-        silent = facts.reported and (deadline is None or deadline < self._now)
-        if silent is not facts.silent:
-            facts.silent = silent
-            self._touch(facts.name)
-        if deadline is None or silent:
-            return
-        # A later deadline is looked up when the queued one comes; an earlier one (a clock set back) must be queued.
-        queued = self._watched.get(facts.name)
-        if queued is None or deadline < queued:
-            self._watched[facts.name] = deadline
-            heapq.heappush(self._deadlines, (deadline, facts.name))
-
-    def _touch(self, node: str) -> None:
-        self.revision += 1
-        self._dirty.add(node)
+        self._inventory.settle()
 
     def _touch_set(self, namespace: str, set_name: str) -> None:
         """Whether the set may be moved has changed."""
-        self.revision += 1
+        self._revision += 1
         for claim in self.claims_of_set(namespace, set_name):
             if claim.status.node_name:
-                self._touch(claim.status.node_name)
-
-    def _settle(self) -> None:
-        self._changed |= self._dirty
-        for name in self._dirty:
-            facts = self._nodes.get(name)
-            if facts is None:
-                continue
-            facts.settle(self.resource, functools.partial(self.set_holds_on, name), self.resources)
-            facts.settle_loose(self.resource, self.attached)
-            self._list(facts)
-            if facts.empty:
-                del self._nodes[name]
-        self._dirty.clear()
-
-    def _list(self, facts: NodeFacts) -> None:
-        """Enter the node's free counts into the views that see it."""
-        listed, loose = (facts.free, facts.loose) if facts.eligible else ({}, {})
-        views = (
-            tuple(v for v in self._views.values() if model.untolerated(facts.taints, v.tolerations) is None)
-            if listed
-            else ()
-        )
-        for view in facts.views:
-            stays = view in views
-            view.replace(facts.name, facts.listed, listed if stays else {})
-            view.replace_loose(facts.name, facts.listed_loose, loose if stays else {})
-        for view in views:
-            if view not in facts.views:
-                view.replace(facts.name, {}, listed)
-                view.replace_loose(facts.name, {}, loose)
-        facts.views, facts.listed, facts.listed_loose = views, listed, loose
-
-    def _facts(self, name: str) -> NodeFacts:
-        facts = self._nodes.get(name)
-        if facts is None:
-            facts = self._nodes[name] = NodeFacts(name)
-        return facts
+                self._inventory.touch(claim.status.node_name)
 
     def _tenant(self, namespace: str) -> _Tenant:
         tenant = self._tenants.get(namespace)
@@ -604,57 +466,47 @@ class Books:
     @property
     def now(self) -> dt.datetime:
         """The time that the books were last brought to."""
-        return self._now
+        return self._inventory.now
 
     @property
     def classes(self) -> Mapping[str, GPUClass]:
         """Every class by name."""
-        return MappingProxyType(self._classes)
+        return self._inventory.classes
 
     @property
     def nodes(self) -> Mapping[str, NodeFacts]:
         """Every node that anything is known of, up to date with all that was applied."""
-        if self._dirty:
-            self._settle()
-        return MappingProxyType(self._nodes)
+        return self._inventory.nodes
 
     def take_changed_nodes(self) -> set[str]:
         """The nodes of which anything may have changed since this was last asked; there is one who asks."""
-        if self._dirty:
-            self._settle()
-        changed, self._changed = self._changed, set()
-        return changed
+        return self._inventory.take_changed_nodes()
 
     def resource(self, class_name: str) -> str | None:
         """The class's resource name; None where there is no such class, or its source is of a kind unknown here."""
-        cls = self._classes.get(class_name)
-        return (model.resource_name(cls) or None) if cls is not None else None
+        return self._inventory.resource(class_name)
 
     @property
     def resources(self) -> frozenset[str]:
         """The resource names that classes offer."""
-        return self._offers.all
+        return self._inventory.resources
 
     def asked(self, name: str) -> str | None:
-        """The resource of a class that a pod asks for by this name; None where it is no class's.
-
-        A DeviceClass (DRA) that is mapped to the resource has a name of its own beside it.
-        """
-        if name.startswith(names.DEVICE_CLASS_PREFIX):
-            name = self._device_classes.get(name.removeprefix(names.DEVICE_CLASS_PREFIX), "")
-        return name if name in self.resources else None
+        """The resource of a class that a pod asks for by this name (`Inventory.asked`); None where it is no class's."""
+        return self._inventory.asked(name)
 
     @property
     def resource_names(self) -> frozenset[str]:
         """Every name by which pods ask for a resource of a class."""
-        implicit = (names.DEVICE_CLASS_PREFIX + name for name, real in self._device_classes.items() if self.asked(real))
-        return self.resources.union(implicit)
+        return self._inventory.resource_names
 
     def view(self, cls: GPUClass) -> View:
         """The nodes that take holds of the class, by what they have free."""
-        if self._dirty:
-            self._settle()
-        return self._views[tuple(cls.spec.tolerations)]
+        return self._inventory.view(cls)
+
+    def in_sum(self, resource: str, count: int) -> bool:
+        """Whether that many are free of the resource over all nodes (`Inventory.in_sum`): O(classes)."""
+        return self._inventory.in_sum(resource, count)
 
     @property
     def has_unbound(self) -> bool:
@@ -674,15 +526,6 @@ class Books:
             if len({c.status.node_name for c in claims if c.status.node_name}) > 1
         )
 
-    def in_sum(self, resource: str, count: int) -> bool:
-        """Whether that many are free of the resource over all nodes; where not, no moves make room. O(classes).
-
-        True also where it cannot be told: names that share functions free each other's.
-        """
-        if self._linked.get(resource):
-            return True
-        return sum(view.of(resource).total for view in self._views.values()) >= count
-
     def claim(self, namespace: str, name: str) -> GPUClaim | None:
         """The stored claim."""
         return self._tenants.get(namespace, _NO_TENANT).claims.get(name)
@@ -701,7 +544,7 @@ class Books:
 
     def claims_on(self, node: str) -> list[GPUClaim]:
         """The claims that are stored as bound to the node, by namespace and name: O(n log n) of these."""
-        facts = self._nodes.get(node)
+        facts = self._inventory.known(node)
         return sorted(facts.claims, key=_key) if facts is not None else []
 
     def unbound(self) -> list[GPUClaim]:
@@ -773,7 +616,7 @@ class Books:
 
     def holds_on(self, node: str) -> dict[str, int]:
         """GPUs held on the node by resource, reservations included; those of a class that is gone under ''."""
-        facts = self._nodes.get(node)
+        facts = self._inventory.known(node)
         holds: dict[str, int] = {}
         if facts is not None:
             for class_name, count in facts.held.items():
@@ -783,7 +626,7 @@ class Books:
 
     def holds_by_node(self) -> dict[str, int]:
         """GPUs held on every node that has any, reservations included."""
-        return {name: sum(f.held.values()) for name, f in sorted(self._nodes.items()) if f.held}
+        return {name: sum(f.held.values()) for name, f in sorted(self._inventory.nodes.items()) if f.held}
 
 
 def pod_facts(pod: core.Pod) -> PodFacts:
@@ -804,10 +647,6 @@ def pod_facts(pod: core.Pod) -> PodFacts:
 def _forget_claim(claims: list[GPUClaim], claim: GPUClaim) -> None:
     """Take the very object out; comparing claims field by field would cost more than the search."""
     del claims[next(index for index, other in enumerate(claims) if other is claim)]
-
-
-def _source(cls: GPUClass | None) -> tuple[object, ...] | None:
-    return (model.resource_name(cls), cls.spec.mode, tuple(cls.spec.tolerations)) if cls is not None else None
 
 
 def _place(claim: GPUClaim) -> tuple[object, ...]:
