@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs Debian's Chromium for the tests of the page (`make browser`), where there is none and it may.
-# GPUCLAIM_BROWSER names another Chromium; set to nothing, the tests of the page are skipped.
+# GPUCLAIM_BROWSER names another Chromium; set to nothing, the tests of the page are skipped. Where it cannot be installed
+# they are skipped too, with a sentence: the other tests are worth running.
 set -euo pipefail
 
 if [[ -v GPUCLAIM_BROWSER ]]; then exit 0; fi
@@ -15,18 +16,18 @@ fi
 echo "gpuclaim: Chromium for the tests of the page (about 120 MB, once)"
 export DEBIAN_FRONTEND=noninteractive
 # Another apt may run; a mirror may be slow, and never for ever.
-options=(-qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Acquire::http::Timeout=60)
+options=(-qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2 -o Acquire::http::Timeout=30 -o Acquire::https::Timeout=30)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for try in 1 2 3; do
-  for package in chromium-headless-shell chromium; do
-    if apt-get "${options[@]}" update >"$log" 2>&1 &&
-      apt-get "${options[@]}" install -y --no-install-recommends "$package" fonts-dejavu-core >>"$log" 2>&1; then
-      exit 0
-    fi
-  done
+  if timeout 300 apt-get "${options[@]}" update >"$log" 2>&1; then
+    for package in chromium-headless-shell chromium; do
+      if apt-get "${options[@]}" install -y --no-install-recommends "$package" fonts-dejavu-core >>"$log" 2>&1; then
+        exit 0
+      fi
+    done
+  fi
   echo "gpuclaim: it could not be installed (try $try of 3): $(tail -n 1 "$log")" >&2
   sleep $((try * 5))
 done
-echo "gpuclaim: without it: GPUCLAIM_BROWSER= make test" >&2
-exit 1
+echo "gpuclaim: the tests of the page are skipped; \`make browser\` tries again." >&2

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _BODY_MAX: Final = 64 * 1024
 _SWEEP_SECONDS: Final = 10.0
+_EACH: Final = 8
+"""So many browsers one visitor may be in with."""
 _KEEP: Final = "public, max-age=31536000, immutable"
 _HEALTH: Final = frozenset({"/healthz", "/readyz"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -68,7 +70,12 @@ class Console:
         self._leaving: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self.sessions: Sessions[Visitor] = Sessions(
-            idle=config.idle, longest=config.longest, most=config.most_visitors, clock=clock, ended=self._ended
+            idle=config.idle,
+            longest=config.longest,
+            most=config.most_visitors,
+            each=_EACH,
+            clock=clock,
+            ended=self._ended,
         )
         self._renderer = Renderer(config.base)
         self._pages = Pages(self._renderer, self.sessions, now, self._stopping)

@@ -112,7 +112,7 @@ class Doors:
 
     async def _opened(self, visitor: Visitor) -> tuple[str, Stay]:
         try:
-            return self._sessions.open(visitor)
+            return self._sessions.open(visitor, visitor.identity.name)
         except FullError as error:
             await visitor.leave()
             raise self._refused(f"{error}.", 503) from None

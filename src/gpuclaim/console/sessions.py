@@ -26,11 +26,13 @@ class Session(Generic[V]):
 
     Attributes:
         visitor: who it is, and what acts for them.
+        owner: whose it is, by a name; one has so many at most.
         csrf: what every form of the session must bring.
         notices: sentences for the next page.
     """
 
     visitor: V
+    owner: str
     csrf: str
     began: float
     used: float
@@ -47,6 +49,7 @@ class Sessions(Generic[V]):
         idle: float,
         longest: float,
         most: int,
+        each: int,
         clock: Callable[[], float],
         ended: Callable[[Session[V]], None] = lambda _: None,
     ) -> None:
@@ -56,10 +59,11 @@ class Sessions(Generic[V]):
             idle: seconds without a request after which a session is over.
             longest: seconds after which it is over in any case.
             most: how many there may be at once.
+            each: how many one owner may have; with one more, the one that was used longest ago is over.
             clock: seconds that pass evenly.
             ended: told once of each that is over.
         """
-        self._idle, self._longest, self._most = idle, longest, most
+        self._idle, self._longest, self._most, self._each = idle, longest, most, each
         self._clock = clock
         self._told = ended
         self._open: dict[str, Session[V]] = {}
@@ -70,17 +74,21 @@ class Sessions(Generic[V]):
     def __iter__(self) -> Iterator[Session[V]]:
         return iter(list(self._open.values()))
 
-    def open(self, visitor: V) -> tuple[str, Session[V]]:
-        """A new session, and the key for its visitor's cookie.
+    def open(self, visitor: V, owner: str) -> tuple[str, Session[V]]:
+        """A new session, and the key for its visitor's cookie. O(sessions).
 
         Raises:
             FullError: there are as many as there may be.
         """
         self.sweep()
+        # Who keeps no cookie, behind a proxy, has a session more with each request: it must not take others' room.
+        mine = sorted((found.used, hashed) for hashed, found in self._open.items() if found.owner == owner)
+        for _, hashed in mine[: max(0, len(mine) + 1 - self._each)]:
+            self._end(self._open.pop(hashed))
         if len(self._open) >= self._most:
             raise FullError(f"{self._most} visitors are in, and there is room for no more: try again later")
         key, now = secrets.token_urlsafe(_KEY_BYTES), self._clock()
-        session = Session(visitor=visitor, csrf=secrets.token_urlsafe(_KEY_BYTES), began=now, used=now)
+        session = Session(visitor=visitor, owner=owner, csrf=secrets.token_urlsafe(_KEY_BYTES), began=now, used=now)
         self._open[_hashed(key)] = session
         return key, session
 

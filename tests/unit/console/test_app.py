@@ -452,6 +452,18 @@ async def test_behind_a_proxy_the_token_comes_with_every_request() -> None:
         assert answer.status == 401
 
 
+async def test_who_keeps_no_cookie_behind_a_proxy_takes_no_room_of_others() -> None:
+    async with place(Login.PROXY, most_visitors=10) as there:
+        for _ in range(20):
+            there.browser.cookie_jar.clear()
+            answer, _ = await there.get("/tenants", Authorization="Bearer anna")
+            assert answer.status == 200
+        there.browser.cookie_jar.clear()
+        answer, _ = await there.get("/tenants", Authorization="Bearer ben")
+        assert answer.status == 200
+        assert len(there.console.console.sessions) == 9
+
+
 async def test_a_token_that_the_proxy_has_renewed_goes_on_in_the_same_session() -> None:
     async with place(Login.PROXY) as there:
         await there.get(DESK, Authorization="Bearer anna")
