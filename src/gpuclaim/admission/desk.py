@@ -27,6 +27,7 @@ POD_RESERVED_FOR: Final = dt.timedelta(seconds=10)
 
 ALREADY_EXISTS: Final = "AlreadyExists"
 _UNAVAILABLE: Final = "ServiceUnavailable"
+_PLACED_ANEW: Final = "the node of the set turned its last pod away, and the set is being placed anew"
 
 
 class _Named(core.Struct, frozen=True, kw_only=True):
@@ -199,7 +200,7 @@ class Desk:
         namespace, set_name = meta.namespace, model.pod_set(meta.labels) or ""
         hearing.name, hearing.set_name = meta.name or meta.generate_name, set_name
         if self.being_refused(namespace, set_name):
-            return _unavailable("the node of the set turned its last pod away, and the set is being placed anew")
+            return _unavailable(_PLACED_ANEW)
         now = self.now()
         decision = hearing.decided(lambda: decide_pod(self.books, pod, now))
         if isinstance(decision, PodRefused) and self.books.in_flight(namespace, set_name):
@@ -207,6 +208,9 @@ class Desk:
             await self.settled(namespace, set_name)
             if obstacle := self.obstacle():
                 return _unavailable(obstacle)
+            if self.being_refused(namespace, set_name):
+                # It is bound now, and to a node that turned a pod away under an earlier claim of its name.
+                return _unavailable(_PLACED_ANEW)
             now = self.now()
             decision = hearing.decided(lambda: decide_pod(self.books, pod, now))
         if decision is None:

@@ -11,7 +11,8 @@ from gpuclaim.admission import review
 from gpuclaim.admission.desk import POD_RESERVED_FOR, RESERVED_FOR, Desk, MoveError
 from gpuclaim.api import core
 from gpuclaim.placement.books import Books
-from gpuclaim.placement.orders import Move
+from gpuclaim.placement.orders import Move, Order
+from gpuclaim.placement.verdict import decide
 from unit.placement import build
 from unit.placement.build import NOW
 
@@ -32,6 +33,7 @@ class Lossy:
 
 
 def desk(books: Books, moves: Lossy) -> Desk:
+    """A desk whose moves get no answer."""
     return Desk(
         books=books,
         now=lambda: NOW,
@@ -60,3 +62,29 @@ async def test_where_a_move_without_an_answer_may_have_gone_nothing_else_is_put(
     assert books.nodes["b"].free[build.GPU] == 0
     books.expire(NOW + RESERVED_FOR)
     assert books.nodes["b"].free[build.GPU] == 2
+
+
+async def test_a_set_that_is_bound_meanwhile_where_its_last_pod_was_turned_away_is_looked_at_again() -> None:
+    books = build.books(build.cls(), build.gpus("a", 2))
+    order = build.claim("vm1", count=2)
+    books.apply(order)
+    books.reserve(Order.of(order), decide(books, Order.of(order), NOW), NOW + RESERVED_FOR)
+    bound = False
+
+    async def settled(_namespace: str, _set: str) -> bool:
+        nonlocal bound
+        books.apply(build.claim("vm1", "a", count=2))
+        bound = True
+        return True
+
+    at = desk(books, Lossy())
+    at.settled = settled
+    # Under an earlier claim of the name a pod was turned away, and is there still; the claim does not say so yet.
+    at.being_refused = lambda _namespace, _set: bound
+    pod = msgspec.json.encode(core.wire(build.pod("launcher", "vm1", requests={build.GPU: 2})))
+    request = review.Request(uid="r", namespace="tenant-a", name="launcher", object=msgspec.Raw(pod))
+    answer = await at.pod(request)
+    assert bound
+    assert answer.status is not None
+    assert answer.status.code == 503
+    assert books.pod_reservations("tenant-a", "vm1") == ()
