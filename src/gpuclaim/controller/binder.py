@@ -112,6 +112,9 @@ class Binder:
         if claim.status.node_name is None and self._books.reservation(meta.uid) is None:
             self._sweep_due.set()
         self._queue.add((meta.namespace, meta.name))
+        for waiting in self._books.planning(meta.namespace, meta.name):
+            if waiting.order is not None:
+                self._queue.add((waiting.order.namespace, waiting.order.name))
 
     def claim_gone(self) -> None:
         """A claim is no more."""
@@ -325,7 +328,11 @@ class Binder:
             if number % _SWEEP_STRIDE == _SWEEP_STRIDE - 1:
                 await asyncio.sleep(0)
             key = (claim.metadata.namespace, claim.metadata.name)
-            if self._books.claim(*key) is not claim or self._books.reservation(claim.metadata.uid) is not None:
+            if self._books.claim(*key) is not claim:
+                continue
+            if (reservation := self._books.reservation(claim.metadata.uid)) is not None:
+                if reservation.moves:
+                    self._queue.add(key)
                 continue
             if claim.metadata.deletion_timestamp is not None:
                 continue
@@ -453,6 +460,8 @@ class Binder:
         reservation = self._books.reservation(claim.metadata.uid)
         if reservation is not None and reservation.node is not None:
             if reservation.order == Order.of(claim):
+                if self._books.outstanding(reservation):
+                    return None  # the room is not there yet
                 placed = claim_status.bound(claim, reservation.node, now)
                 return self._of_bound(msgspec.structs.replace(claim, status=placed), now)
             # Another webhook changed the claim after it was admitted.

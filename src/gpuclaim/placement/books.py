@@ -392,7 +392,8 @@ class Books:
         """Drop the reservations whose time ran out.
 
         One whose claim is stored, though not bound yet, stays: the binder is about to write what it says. Where nobody
-        `binds`, as in a replica that no longer leads, it goes too.
+        `binds`, as in a replica that no longer leads, it goes too, and so it does where the moves that it waits for
+        have not been made.
         """
         late: list[tuple[dt.datetime, str]] = []
         while self._expiries and self._expiries[0][0] <= now:
@@ -402,7 +403,8 @@ class Books:
                 continue
             order = reservation.order
             claim = self.claim(order.namespace, order.name) if order is not None else None
-            if binds and claim is not None and claim.metadata.uid == uid:
+            stored = claim is not None and claim.metadata.uid == uid
+            if binds and stored and not self.outstanding(reservation):
                 late.append((until, uid))
             else:
                 self.release(uid)
@@ -575,6 +577,18 @@ class Books:
             node != claim.status.node_name
             for claim in self.claims_of_set(namespace, set_name)
             for node in self._pending.get((namespace, claim.metadata.name), {}).values()
+        )
+
+    def planning(self, namespace: str, name: str) -> list[Reservation]:
+        """The reservations that plan a move of the claim of this name."""
+        return [self._reservations[token] for token in self._pending.get((namespace, name), ())]
+
+    def outstanding(self, reservation: Reservation) -> bool:
+        """Whether a move that it plans is not known to be stored: the room that the move makes is not there yet."""
+        return any(
+            claim.status.node_name == move.from_node
+            for move in reservation.moves
+            if (claim := self.claim(move.namespace, move.name)) is not None
         )
 
     def pods_of_set(self, namespace: str, set_name: str) -> tuple[PodFacts, ...]:

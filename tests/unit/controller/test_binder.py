@@ -304,6 +304,43 @@ async def test_while_it_is_not_known_what_moved_both_places_are_taken(fates: lis
     assert sum(world.books.holds_by_node().values()) == 3
 
 
+async def test_a_claim_is_not_bound_to_room_that_a_move_has_not_made_yet() -> None:
+    world = World()
+    for name in ("one", "two"):
+        world.add(name, set="vm", status=BOUND)
+    world.add("blocker", status=BOUND)
+    # Stored while no admission ran: it is bound as soon as its set has moved.
+    world.add("three", set="vm", count=2)
+    world.fates = ["lost"]
+    async with world.running():
+        for _ in range(200):
+            await asyncio.sleep(0)
+            assert world.where("three") is None
+        assert (world.where("one"), world.where("two")) == ("gpu-1", "gpu-1")
+        # Whether it moved is known when its time has run out; then everything is decided anew.
+        world.books.expire(NOW + RESERVED_FOR)
+        world.binder._sweep_due.set()
+        await world.until(lambda: world.where("three"))
+        assert {world.where(name) for name in ("one", "two", "three")} == {"gpu-2"}
+
+
+async def test_a_claim_is_bound_once_the_last_move_that_it_waits_for_is_told() -> None:
+    world = World()
+    moving(world)
+    async with world.running():
+        world.add("three", set="vm", count=2)
+        for name in ("one", "two"):
+            assert world.where("three") is None
+            claim = world.stored[name]
+            status = msgspec.structs.replace(claim.status, node_name="gpu-2")
+            world.stored[name] = msgspec.structs.replace(claim, status=status)
+            for _ in range(50):
+                await asyncio.sleep(0)
+            world.tell(name)
+        await world.until(lambda: world.where("three"))
+        assert world.where("three") == "gpu-2"
+
+
 def healthy(claim: GPUClaim) -> tuple[str, str] | None:
     return next(((c.status, c.reason) for c in claim.status.conditions if c.type == "Healthy"), None)
 
