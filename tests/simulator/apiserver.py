@@ -107,6 +107,9 @@ class Apiserver:
         self._admit = admit
         self._written = written
         self._idle = idle
+        self.page = 1000
+        """How many objects a page of a list has, whatever more is allowed."""
+        self._pages: dict[str, tuple[str, list[Json]]] = {}
         self.unserved: set[str] = set()
         """Kinds whose CRD nobody has installed yet."""
         self._uids = 0
@@ -137,13 +140,7 @@ class Apiserver:
             raise RefusedError(404, "NotFound", f"no kind {at.plural}")
         dry = params.get("dryRun") == "All"
         if method == "GET" and not at.name:
-            selector = params.get("labelSelector", "")
-            found = [
-                o
-                for (ns, _), o in sorted(self.objects[at.plural].items())
-                if (not at.namespace or ns == at.namespace) and selected(o, selector)
-            ]
-            return {"metadata": {"resourceVersion": str(self.version)}, "items": found}
+            return self._list(at, params)
         if method == "GET":
             return self._one(at)
         if method == "POST":
@@ -166,6 +163,27 @@ class Apiserver:
             if version == group_version
         ]
         return {"resources": listed}
+
+    def _list(self, at: Path, params: dict[str, str]) -> Json:
+        """A list as it was when its first page was asked for, page by page."""
+        token, selector = params.get("continue", ""), params.get("labelSelector", "")
+        if token:
+            if token not in self._pages:
+                raise RefusedError(410, "Expired", "the continue token has expired")
+            version, found = self._pages[token]
+        else:
+            version = str(self.version)
+            found = [
+                obj
+                for (namespace, _), obj in sorted(self.objects[at.plural].items())
+                if at.namespace in ("", namespace) and selected(obj, selector)
+            ]
+        meta = {"resourceVersion": version}
+        if params.get("limit") and len(found) > self.page:
+            meta["continue"] = f"page-{len(self._pages)}-{version}"
+            self._pages[meta["continue"]] = (version, found[self.page :])
+            found = found[: self.page]
+        return {"metadata": meta, "items": found}
 
     def _one(self, at: Path) -> Json:
         obj = self.objects[at.plural].get((at.namespace, at.name))
@@ -286,10 +304,11 @@ class Apiserver:
         return stored
 
     def compact(self) -> None:
-        """Forgets all that has been: a watch from an earlier version is answered 410."""
+        """Forgets all that has been: a watch from an earlier version, and the next page of a list, is answered 410."""
         for plural in KINDS:
             self.compacted[plural] = self.version
             self.history[plural].clear()
+        self._pages.clear()
 
     def since(self, plural: str, version: int) -> list[tuple[int, str, Json]]:
         """The events of a kind after a version.

@@ -32,7 +32,9 @@ class _NoSelector:
 class VirtualLoop(asyncio.BaseEventLoop):
     """An asyncio loop that runs one callback when told to, and takes the time from the clock."""
 
-    def __init__(self, clock: Clock, name: str, thread: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, clock: Clock, name: str, thread: Callable[[Callable[[], None]], None], failed: Callable[[], None]
+    ) -> None:
         super().__init__()
         self.clock = clock
         self.name = name
@@ -43,6 +45,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(self._keep_fault)
         self.faults: list[str] = []
         self._thread = thread
+        self._failed = failed
 
     def run_in_executor(  # type: ignore[override]  # of an executor we know nothing
         self, _executor: object, func: Callable[..., Any], *args: Any
@@ -78,6 +81,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _keep_fault(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if not self.dead:
             self.faults.append(f"{context.get('message')}: {context.get('exception')!r}")
+            self._failed()
 
     def wakes(self) -> float:
         """When it has something to do: the clock's time, a later one, or never."""
@@ -120,10 +124,15 @@ class Universe:
         self.loops: list[VirtualLoop] = []
         self._graveyard: list[VirtualLoop] = []
         self.steps = 0
+        self.halted = False
+
+    def halt(self) -> None:
+        """Something has failed: what comes after it is of no interest."""
+        self.halted = True
 
     def loop(self, name: str) -> VirtualLoop:
         """A new loop."""
-        made = VirtualLoop(self.clock, name, self._in_thread)
+        made = VirtualLoop(self.clock, name, self._in_thread, self.halt)
         self.loops.append(made)
         return made
 
@@ -140,10 +149,10 @@ class Universe:
         self.loops.remove(loop)
         self._graveyard.append(loop)
 
-    def run(self, until: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Runs all loops up to a time, or until `stop` says so."""
+    def run(self, until: float) -> None:
+        """Runs all loops up to a time, or until something fails."""
         clock = self.clock
-        while not stop():
+        while not self.halted:
             first, ready = _NEVER, []
             for loop in self.loops:
                 at = max(loop.wakes(), clock.now)

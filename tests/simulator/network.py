@@ -40,6 +40,7 @@ class Weather:
     late_event: float = 0.0
     twice: float = 0.0
     vetoed: float = 0.0
+    stalled: float = 0.0
 
     @classmethod
     def draw(cls, rng: random.Random) -> Weather:
@@ -54,6 +55,7 @@ class Weather:
             late_event=rng.random() * min(0.5, worst * 4),
             twice=rng.random() * worst / 2,
             vetoed=rng.random() * worst,
+            stalled=rng.random() * worst / 8,
         )
 
 
@@ -113,6 +115,8 @@ class Wire:
         net = self._network
         answer: asyncio.Future[Json] = self._loop.create_future()
         say = f"{method} {shown(path)}"
+        if method != "GET" and net.universe.rng.random() < net.weather.stalled:
+            await self._stall(say)
         lost = await self._way(say)
         body = msgspec.json.decode(data) if data else None
 
@@ -144,6 +148,14 @@ class Wire:
                 return msgspec.json.encode(await answer)
         except TimeoutError:
             raise UnreachableError("no answer in time") from None
+
+    async def _stall(self, say: str) -> None:
+        """The process stops between its look at the lease and the send."""
+        length = self._network.universe.rng.uniform(2, 30)
+        self._network.trace(self._who, f"{say}: is paused for {length:.1f} s before it is sent")
+        self._network.universe.tally["fault: pause right before a write"] += 1
+        self._loop.paused_until = self._network.universe.clock.now + length
+        await asyncio.sleep(0)
 
     async def _way(self, say: str) -> bool:
         """The way there; whether the answer will be lost on the way back.

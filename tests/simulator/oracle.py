@@ -66,6 +66,7 @@ class Oracle:
     def fault(self, text: str) -> None:
         """Something does not hold."""
         self.faults.append(f"{self._clock.now:.3f} {text}")
+        self._universe.halt()
 
     def now(self) -> dt.datetime:
         """The time, as it truly is."""

@@ -73,6 +73,7 @@ class Replica:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             error = task.exception()
+            self._network.universe.halt()
             self.ended = "returned" if error is None else "".join(traceback.format_exception(error))
 
     def now(self) -> dt.datetime:
