@@ -185,24 +185,14 @@ PLANTS: Final[dict[str, Plant]] = {
     "VMs get no devices": Plant(r"and has \{\} \(R45\)", patches=lambda: [_instead(machines, "fill", [])]),
     "two pods have a set": Plant(r"has another live pod", patches=lambda: [_instead(pods, "_in_use", None)]),
     "pods are not pinned": Plant(r"not pinned", patches=lambda: [_instead(pin, "pin", [])]),
-    "nobody looks again at what waits": Plant(
-        r"R38", patches=lambda: [mock.patch.object(binder.Binder, "_sweeps", _nothing)]
+    "nobody looks at what waits": Plant(r"R38", patches=lambda: [mock.patch.object(binder.Binder, "_sweep", _nothing)]),
+    "pods do not wait for their set": Plant(
+        r"its set is on .*R36a", patches=lambda: [_instead(pods, "_unbound", None)]
     ),
     "pods that are gone stay in the books": Plant(
         r"its books have|R10a", patches=lambda: [mock.patch.object(Mirror, "gone", _instead_of_pods(Mirror.gone))]
     ),
-    "only the first of a set's claims moves": Plant(
-        r"stays split|R36a|R31",
-        patches=lambda: [mock.patch.object(binder.Binder, "make_moves", _first_only(binder.Binder.make_moves))],
-    ),
 }
-
-
-def _first_only(true: Callable[..., Any]) -> Callable[..., Any]:
-    async def make_moves(self: Any, token: str, moves: Any, *more: Any) -> None:
-        await true(self, token, moves[:1], *more)
-
-    return make_moves
 
 
 def _instead_of_pods(true: Callable[..., None]) -> Callable[..., None]:

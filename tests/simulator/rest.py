@@ -30,8 +30,8 @@ _KINDS: Final[dict[str, type[Known]]] = {
     "pods": core.Pod,
     "gpuclaims": GPUClaim,
 }
-_BOUND_WITHIN: Final = 10.0
-"""Seconds: a write is on its way for three at most, and a second is lost to rounding at either end."""
+_BOUND_WITHIN: Final = 40.0
+"""Seconds: a process may stop for half a minute between the decision and the send, and the write takes some more."""
 
 
 def at_rest(oracle: Oracle, mirrors: dict[str, Books], quiet_since: float) -> None:
