@@ -106,6 +106,6 @@ async def test_a_cluster_that_does_not_serve_the_policy(
         await cloud.add_node(client, "gpu-1", 8)
         await cloud.add_namespace(client, "tenant-a")
         async with cloud.running_controller(old_cluster.kubeconfig):
-            await until_async(lambda: f"{holding.KIND} was not written" in caplog.text, "the policy is tried")
+            await until_async(lambda: f"{holding.NAME} was not written" in caplog.text, "the policy is tried")
             assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
             assert (await ordered(client, "one", [])).metadata.finalizers == [names.HOLD_FINALIZER]
