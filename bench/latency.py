@@ -89,7 +89,7 @@ async def measure(cluster: ControlPlane, count: int, rounds: int) -> dict[str, l
         for setting in (NONE, YES, YES_TWICE, OURS):
             controller = world.start_controller(cluster) if setting == OURS else None
             if controller is not None:
-                await controller.says("ready\n")
+                await world.at_work(controller)
             async with Client(config.load(cluster.kubeconfig)) as client:
                 if setting in {YES, YES_TWICE}:
                     await client.apply(yes_configuration("ValidatingWebhookConfiguration", where))

@@ -127,7 +127,7 @@ async def measure(cluster: ControlPlane, slate: Slate, count: int, rounds: int) 
     shared = {each: cluster.processes[each].pid for each in ("kube-apiserver", "etcd")} | {"client": os.getpid()}
     for _ in range(rounds):
         controller = world.start_controller(cluster)
-        await controller.says("ready\n")
+        await world.at_work(controller)
         async with Client(config.load(cluster.kubeconfig)) as client:
             pids = shared | {"controller": controller.process.pid}
             orders.append(await burst(client, resource_of(GPUClaim), claims(count), pids))

@@ -197,6 +197,13 @@ def start_controller(cluster: ControlPlane, name: str = "controller", *arguments
     return start(cluster, name, command)
 
 
+async def at_work(controller: Program) -> None:
+    """Returns once the controller has written all that it writes, and the apiserver goes by it."""
+    await controller.says("ready\n")
+    # Some policies come five seconds later, and an apiserver takes them up within two; nobody tells.
+    await asyncio.sleep(10)
+
+
 def cpu_seconds(pid: int) -> float:
     """The CPU time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
