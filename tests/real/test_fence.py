@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from gpuclaim.admission import fence
+from gpuclaim.api.core import ObjectMeta
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.controller.registration import Registration
 from gpuclaim.kube import config
 from gpuclaim.kube.client import ApiError, Client
+from gpuclaim.kube.resources import Lease, LeaseSpec
 from gpuclaim.local.controlplane import ControlPlane
 from support import audit, cloud
 from support.cloud import claim
@@ -82,3 +86,37 @@ async def _refuses_strangers(client: Client) -> bool:
     except ApiError as error:
         return error.code == 403
     return False
+
+
+async def test_an_apiserver_that_knows_only_an_old_lease_holds_up_no_leader(
+    client: Client, cluster: ControlPlane
+) -> None:
+    """Kubernetes' doing: with the last policy about Leases, its apiserver stops hearing of them, for good."""
+    lease = await client.create(_lease(1))
+    fences = fence.policies("default", "leader")
+    for policy in fences:
+        await client.apply(policy)
+    await client.create(claim("vm1"))
+    await until_awaited(lambda: _refuses_strangers(client), "the fence is in force")
+    for policy in fences:
+        plural = {"ValidatingAdmissionPolicy": "policies", "ValidatingAdmissionPolicyBinding": "policybindings"}
+        path = f"/apis/admissionregistration.k8s.io/v1/validatingadmission{plural[policy['kind']]}/{fence.NAME}"
+        await client.request("DELETE", path)
+    await until_awaited(lambda: _lets_strangers_in(client), "the fence is forgotten")
+    await asyncio.sleep(5)  # it looks each second whether any policy is about Leases, and nothing tells when it has
+    await client.replace(msgspec.structs.replace(lease, spec=_lease(2).spec))
+    for policy in fences:
+        await client.apply(policy)
+    await until_awaited(lambda: _refuses_strangers(client), "the fence is in force")
+    async with cloud.running_controller(cluster.kubeconfig, "me", lease_namespace="default", lease_name="leader"):
+        await cloud.until(client, GPUClaim, "vm1", "tenant-a", bound)
+
+
+def _lease(second: int) -> Lease:
+    acquired = dt.datetime(2026, 12, 1, 12, 0, second, 120000, tzinfo=dt.UTC)
+    spec = LeaseSpec(holder_identity="me", acquire_time=acquired, renew_time=acquired, lease_duration_seconds=15)
+    return Lease(metadata=ObjectMeta(namespace="default", name="leader"), spec=spec)
+
+
+async def _lets_strangers_in(client: Client) -> bool:
+    return not await _refuses_strangers(client)

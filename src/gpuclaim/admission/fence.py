@@ -21,6 +21,11 @@ _API: Final = "admissionregistration.k8s.io/v1"
 _MANAGER: Final = "request.options.fieldManager"
 
 
+def refused(message: str) -> bool:
+    """Whether an apiserver's refusal, by its message, is the fence's."""
+    return NAME in message
+
+
 def manager(acquired: dt.datetime) -> str:
     """As whom the leader that acquired the Lease at that moment writes; at most 128 characters, as Kubernetes asks.
 

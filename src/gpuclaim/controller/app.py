@@ -127,6 +127,7 @@ class Controller:
             grace=config.evacuate_after,
             say=self._happened,
             bookkeeper=self._bookkeeper,
+            confirmed=self._elector.confirmed,
         )
         self._reporter = Reporter(self.books, client, now=now, lease_left=self._may_write, counts=config.show_counts)
         self._machines = Machines(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -63,6 +63,7 @@ class Binder:
         grace: dt.timedelta = dt.timedelta(minutes=1),
         say: Callable[[GPUClaim, list[Said]], None] = lambda _claim, _said: None,
         bookkeeper: Bookkeeper | None = None,
+        confirmed: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """Sets up.
 
@@ -74,11 +75,13 @@ class Binder:
             grace: how long a node may be unfit before sets that are off leave it.
             say: takes what a tenant should hear of a claim; must return at once.
             bookkeeper: brings usage into the ledger; without one there is no ledger, and no claim waits for it.
+            confirmed: asks the apiserver whether this process leads; without it, what the fence refuses stays refused.
         """
         self._books = books
         self._client = client
         self._now = now
         self._lease_left = lease_left
+        self._confirmed = confirmed or _nobody
         self._say = say
         self._bookkeeper = bookkeeper
         if bookkeeper is not None:
@@ -523,7 +526,15 @@ class Binder:
             # What puts a hold on a node must not come after another leader has given the room away.
             placed = status.node_name != claim.status.node_name
             manager = fence.manager(self._term) if placed and self._term is not None else ""
-            await self._patch(claim, {"status": patch}, "status", manager)
+            try:
+                await self._patch(claim, {"status": patch}, "status", manager)
+            except ApiError as error:
+                if not (manager and fence.refused(str(error)) and await self._confirmed()):
+                    raise
+                # Once a policy about Leases was deleted, an apiserver hears of none until it is started anew, and would
+                # take every later leader for an earlier one.
+                log.warning("%s knows an old Lease; the stored one is this leader's, and the write goes on", fence.NAME)
+                await self._patch(claim, {"status": patch}, "status")
             self._say(claim, claim_events.between(claim, status))
 
     async def _write_finalizers(self, claim: GPUClaim, finalizers: list[str]) -> None:
@@ -542,3 +553,7 @@ class Binder:
             await self._client.patch(
                 GPUClaim, meta.name, body, meta.namespace, subresource=subresource, manager=manager
             )
+
+
+async def _nobody() -> bool:
+    return False

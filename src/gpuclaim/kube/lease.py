@@ -73,6 +73,15 @@ class Elector:
         """Whether the lease surely holds now."""
         return self.remaining() > 0
 
+    async def confirmed(self) -> bool:
+        """Whether the stored lease is this process's, of this term, and surely holds still; asks the apiserver."""
+        try:
+            lease = await self._read()
+        except (ApiError, UnreachableError):
+            return False
+        spec = lease.spec if lease is not None else LeaseSpec()
+        return (spec.holder_identity, spec.acquire_time) == (self.identity, self.term) and self.leads()
+
     async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
         """Runs `lead` while the lease is held, cancels it when the lease is lost, and campaigns again; for ever.
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpuclaim.admission import fence
 from gpuclaim.admission.desk import RESERVED_FOR, MoveError
 from gpuclaim.api import core, names
 from gpuclaim.api.core import ObjectMeta, Outcome
@@ -86,6 +87,9 @@ class World:
         fate = self.fates.pop(0) if self.fates else "stored"
         if fate == "lost":
             raise UnreachableError("cut off")
+        if manager and fate == "fenced off":
+            said = f"ValidatingAdmissionPolicy '{fence.NAME}' denied request"
+            raise ApiError(Outcome(code=403, reason="Forbidden", message=said))
         claim = self.stored.get(name)
         if claim is None or namespace != "tenant-a":
             raise ApiError(Outcome(code=404, reason="NotFound"))
@@ -507,3 +511,23 @@ async def test_only_what_puts_a_hold_on_a_node_says_as_which_leader() -> None:
     leader = "gpuclaim-leader@2026-12-01T12:00:00.000000Z"
     assert {manager for placed, manager in world.sent if placed} == {leader}
     assert {manager for placed, manager in world.sent if not placed} == {""}
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_fence_that_knows_an_old_lease_is_asked_past_where_the_stored_one_is_ours(leads: bool) -> None:
+    world = World()
+
+    async def confirmed() -> bool:
+        return leads
+
+    world.binder = Binder(world.books, world, now=lambda: NOW, lease_left=lambda: 9.0, confirmed=confirmed)  # type: ignore[arg-type]
+    world.binder.begin(NOW)
+    verdict = moving(world)
+    world.fates = ["fenced off"]
+    if leads:
+        await world.binder.make_moves("uid-three", verdict.moves)
+        assert ("", True) in {(manager, placed) for placed, manager in world.sent}
+    else:
+        with pytest.raises(MoveError, match=fence.NAME):
+            await world.binder.make_moves("uid-three", verdict.moves)
+        assert world.sent == []
