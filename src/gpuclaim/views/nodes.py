@@ -150,11 +150,18 @@ class Drawn:
     held: int
 
 
-def drawn(nodes: Iterable[GPUNode], claims: Iterable[GPUClaim], resources: Mapping[str, str]) -> list[Drawn]:
-    """Every node by name, as `slots` draws it. O(nodes log nodes + claims)."""
+def by_node(claims: Iterable[GPUClaim]) -> dict[str, list[GPUClaim]]:
+    """The claims that each node holds; those that wait for one are left out."""
     on: dict[str, list[GPUClaim]] = {}
     for claim in claims:
-        on.setdefault(claim.status.node_name or "", []).append(claim)
+        if claim.status.node_name is not None:
+            on.setdefault(claim.status.node_name, []).append(claim)
+    return on
+
+
+def drawn(nodes: Iterable[GPUNode], claims: Iterable[GPUClaim], resources: Mapping[str, str]) -> list[Drawn]:
+    """Every node by name, as `slots` draws it. O(nodes log nodes + claims)."""
+    on = by_node(claims)
     return [
         Drawn(node, slots(node, held, resources), sum(claim.spec.count for claim in held))
         for node in sorted(nodes, key=lambda each: each.metadata.name)

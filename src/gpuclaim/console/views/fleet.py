@@ -96,7 +96,7 @@ def fleet(
         trouble: only nodes with which something is wrong.
         page: which page, from 1 on.
     """
-    on = _by_node(claims)
+    on = node_view.by_node(claims)
     made_of = node_view.resources_of(classes)
     every = [
         _row(report, on.get(report.metadata.name, []), made_of, (nodes or {}).get(report.metadata.name), now)
@@ -124,14 +124,6 @@ def fleet(
 
 def _holds_one(claims: Iterable[GPUClaim], wanted: str) -> bool:
     return any(wanted in node_view.full_name(claim) for claim in claims)
-
-
-def _by_node(claims: Iterable[GPUClaim]) -> dict[str, list[GPUClaim]]:
-    on: dict[str, list[GPUClaim]] = {}
-    for claim in claims:
-        if claim.status.node_name is not None:
-            on.setdefault(claim.status.node_name, []).append(claim)
-    return on
 
 
 def silent(report: GPUNode, now: dt.datetime) -> bool:
@@ -221,7 +213,7 @@ def detail(
     now: dt.datetime,
 ) -> NodeDetail:
     """The node by its report; `claims` may be of other nodes too."""
-    held = sorted(_by_node(claims).get(report.metadata.name, []), key=node_view.full_name)
+    held = sorted(node_view.by_node(claims).get(report.metadata.name, []), key=node_view.full_name)
     made_of = node_view.resources_of(classes)
     slots = node_view.slots(report, held, made_of)
     why = {each.address: each.reason or "-" for each in report.spec.excluded}

@@ -6,7 +6,6 @@ import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuclaim.api import model
 from gpuclaim.api.types import GPUClaim, GPUClass, GPUNode
 from gpuclaim.console.views.fleet import silent
 from gpuclaim.console.views.tenant import Offer, Said, offers
@@ -61,21 +60,17 @@ class SilentRow:
 def classes(catalogue: Iterable[GPUClass], claims: Iterable[GPUClaim], reports: Iterable[GPUNode]) -> list[ClassRow]:
     """A row a class, by name. A GPU that several classes' resources name counts for each of them."""
     listed = sorted(catalogue, key=lambda each: each.metadata.name)
-    made_of = {cls.metadata.name: model.resource_name(cls) for cls in listed}
-    on: dict[str, list[GPUClaim]] = {}
+    made_of = node_view.resources_of(listed)
+    every = list(claims)
     held: dict[str, int] = {}
     waiting: dict[str, int] = {}
-    for claim in claims:
-        name = claim.spec.class_name
-        if claim.status.node_name is None:
-            waiting[name] = waiting.get(name, 0) + claim.spec.count
-        else:
-            held[name] = held.get(name, 0) + claim.spec.count
-            on.setdefault(claim.status.node_name, []).append(claim)
+    for claim in every:
+        name, counted = claim.spec.class_name, waiting if claim.status.node_name is None else held
+        counted[name] = counted.get(name, 0) + claim.spec.count
     total: dict[str, int] = {}
     free: dict[str, int] = {}
-    for report in reports:
-        for slot in node_view.slots(report, on.get(report.metadata.name, []), made_of):
+    for node in node_view.drawn(reports, every, made_of):
+        for slot in node.slots:
             for resource in slot.resources:
                 total[resource] = total.get(resource, 0) + 1
                 free[resource] = free.get(resource, 0) + (slot.state is State.FREE)
