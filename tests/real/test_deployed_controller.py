@@ -295,17 +295,6 @@ async def holds(admin: Client) -> dict[str, tuple[str, str | None, object]]:
     return {c.metadata.name: (c.metadata.uid, c.status.node_name, c.status.held_since) for c in claims}
 
 
-async def exists(admin: Client, path: str) -> bool:
-    """Whether there is such an object."""
-    try:
-        await admin.request("GET", path)
-    except ApiError as error:
-        if error.code != 404:
-            raise
-        return False
-    return True
-
-
 class ClaimList(msgspec.Struct):
     """A list of claims."""
 
@@ -338,7 +327,7 @@ async def test_holds_outlive_an_upgrade_an_uninstall_and_a_new_install(deploymen
     helm.run("uninstall", *release)
 
     async def unregistered() -> bool | None:
-        return not any([await exists(admin, path) for path in (VALIDATING, MUTATING, GUARD)]) or None
+        return not any([await cloud.exists(admin, path) for path in (VALIDATING, MUTATING, GUARD)]) or None
 
     await until_awaited(unregistered, "webhooks and guard have gone with the release")
     assert await holds(admin) == before

@@ -11,7 +11,7 @@ from gpuclaim.admission import holding, webhooks
 from gpuclaim.api import names
 from gpuclaim.api.types import GPUClaim
 from gpuclaim.kube import config
-from gpuclaim.kube.client import ApiError, Client
+from gpuclaim.kube.client import Client
 from gpuclaim.local.controlplane import ControlPlane
 from support import cloud
 from support.cloud import claim
@@ -58,17 +58,7 @@ async def until_asked(client: Client, *, whether: bool) -> None:
 
 async def until_written(client: Client) -> None:
     """Returns once the leader has written the policy and what binds it."""
-
-    async def stored() -> bool:
-        try:
-            await client.request("GET", _BINDING)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            return False
-        return True
-
-    await until_awaited(stored, f"{holding.NAME} is there")
+    await until_awaited(lambda: cloud.exists(client, _BINDING), f"{holding.NAME} is there")
 
 
 async def ordered(client: Client, name: str, finalizers: list[str]) -> GPUClaim:

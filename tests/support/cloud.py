@@ -198,3 +198,14 @@ async def install_crds(client: Client, definitions: Iterable[dict[str, Any]] | N
 def _established(body: bytes) -> bool:
     conditions = msgspec.json.decode(body).get("status", {}).get("conditions") or ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+async def exists(client: Client, path: str) -> bool:
+    """Whether there is an object at this path of the API."""
+    try:
+        await client.request("GET", path)
+    except ApiError as error:
+        if error.code != 404:
+            raise
+        return False
+    return True

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from gpuclaim.admission.guard import LABELS
+from gpuclaim.admission.guard import LABELS, owned
 from gpuclaim.api import names
 
 NAME: Final = "gpuclaim-fence"
@@ -44,9 +44,7 @@ def policies(
         lease_name: its name.
         owner: the ownerReference of what they go with; empty, they stay until somebody deletes them.
     """
-    meta: dict[str, Any] = {"name": NAME, "labels": dict(LABELS)}
-    if owner:
-        meta["ownerReferences"] = [dict(owner)]
+    meta = {"name": NAME, "labels": dict(LABELS)}
     rule = {
         "apiGroups": [names.GROUP],
         "apiVersions": [names.VERSION],
@@ -75,7 +73,8 @@ def policies(
         # Without a Lease nobody leads, and nothing is given away that could be late for it.
         "paramRef": {"namespace": lease_namespace, "name": lease_name, "parameterNotFoundAction": "Allow"},
     }
-    return [
+    made = [
         {"apiVersion": _API, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": policy},
         {"apiVersion": _API, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta, "spec": binding},
     ]
+    return owned(made, owner)

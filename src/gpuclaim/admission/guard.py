@@ -47,9 +47,14 @@ def policies(
         vm_orders(),
         _binding(VM_ORDERS, []),
     ]
-    if owner:
-        made = [each | {"metadata": each["metadata"] | {"ownerReferences": [dict(owner)]}} for each in made]
-    return made
+    return owned(made, owner)
+
+
+def owned(made: list[dict[str, Any]], owner: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """These objects as ones that go with their owner; as they are where it is empty."""
+    if not owner:
+        return made
+    return [each | {"metadata": each["metadata"] | {"ownerReferences": [dict(owner)]}} for each in made]
 
 
 def owner(stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpuclaim.admission.guard import LABELS
+from gpuclaim.admission.guard import LABELS, owned
 from gpuclaim.api import names
 
 NAME: Final = "gpuclaim-holds"
@@ -29,7 +29,7 @@ def policies(owner: Mapping[str, Any]) -> list[dict[str, Any]]:
     Args:
         owner: the ownerReference of the webhooks: where nobody takes the finalizer off, nobody may put it on.
     """
-    meta = {"name": NAME, "labels": dict(LABELS), "ownerReferences": [dict(owner)]}
+    meta = {"name": NAME, "labels": dict(LABELS)}
     rule = {
         "apiGroups": [names.GROUP],
         "apiVersions": [names.VERSION],
@@ -45,7 +45,8 @@ def policies(owner: Mapping[str, Any]) -> list[dict[str, Any]]:
         "matchConditions": [{"name": "has-no-finalizer-yet", "expression": f"!({HAS_FINALIZER})"}],
         "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": patch}}],
     }
-    return [
+    made = [
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": meta, "spec": spec},
         {"apiVersion": API_VERSION, "kind": BINDING, "metadata": meta, "spec": {"policyName": NAME}},
     ]
+    return owned(made, owner)

@@ -81,7 +81,7 @@ class Binder:
         self._client = client
         self._now = now
         self._lease_left = lease_left
-        self._confirmed = confirmed or _nobody
+        self._confirmed = confirmed
         self._say = say
         self._bookkeeper = bookkeeper
         if bookkeeper is not None:
@@ -529,7 +529,7 @@ class Binder:
             try:
                 await self._patch(claim, {"status": patch}, "status", manager)
             except ApiError as error:
-                if not (manager and fence.refused(str(error)) and await self._confirmed()):
+                if not (manager and fence.refused(str(error)) and self._confirmed and await self._confirmed()):
                     raise
                 # Once a policy about Leases was deleted, an apiserver hears of none until it is started anew, and would
                 # take every later leader for an earlier one.
@@ -553,7 +553,3 @@ class Binder:
             await self._client.patch(
                 GPUClaim, meta.name, body, meta.namespace, subresource=subresource, manager=manager
             )
-
-
-async def _nobody() -> bool:
-    return False
